@@ -7,7 +7,8 @@ prefix of it (`computed[role] <= len(tokens)`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence as Seq
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -105,18 +106,20 @@ _INTEGERS = frozenset(
 )
 
 
+def _check_range(name: str, value: object, low: float, high: float, words: str) -> None:
+    if value is None:
+        return
+    kinds = (int,) if name in _INTEGERS else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        kind = "an integer" if name in _INTEGERS else "a number"
+        raise ValueError(f"{name} must be {kind} {words}, not {value!r}")
+    if not low <= value <= high:  # NaN fails too
+        raise ValueError(f"{name} must be {words}, not {value!r}")
+
+
 def _check_params(p: SamplingParams) -> None:
     for name, low, high, words in _RANGES:
-        value = getattr(p, name)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(
-            value, int if name in _INTEGERS else (int, float)
-        ):
-            kind = "an integer" if name in _INTEGERS else "a number"
-            raise ValueError(f"{name} must be {kind} {words}, not {value!r}")
-        if not low <= value <= high:  # NaN fails too
-            raise ValueError(f"{name} must be {words}, not {value!r}")
+        _check_range(name, getattr(p, name), low, high, words)
     if p.max_tokens is not None and p.min_tokens > p.max_tokens:
         raise ValueError(f"min_tokens ({p.min_tokens}) is above max_tokens ({p.max_tokens})")
     if any(not isinstance(s, str) or not s for s in p.stop):

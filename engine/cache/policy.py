@@ -26,7 +26,7 @@ class Allocation(ABC):
 
     @abstractmethod
     def layer_budgets(self, shape: KVShape, budget: int) -> list[int]:
-        """Static cells per head of each layer; they sum to layers * budget. Admission counts on it."""
+        """Cells per head of each layer, summing to layers * budget. Admission counts on it."""
 
     @abstractmethod
     def head_budgets(self, utility: Tensor, valid: Tensor, total: int) -> Tensor:

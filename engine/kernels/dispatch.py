@@ -39,7 +39,7 @@ class Op(Generic[Spec]):
     def register(
         self, backend: str, refuses: Callable[[Spec], str | None]
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Decorator: add a backend in front of those registered before (the reference comes first)."""
+        """Decorator: add a backend in front of those registered before it."""
 
         def add(build: Callable[..., Any]) -> Callable[..., Any]:
             self.impls.insert(0, Impl(backend, build, refuses))

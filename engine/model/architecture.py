@@ -10,7 +10,7 @@ from typing import Literal
 class RopeConfig:
     """Rotary position embedding: base frequency and how it's stretched.
 
-    `kind` names the scaling; the other fields are the ones that it reads, with Hugging Face's names.
+    `kind` names the scaling; the other fields are those that it reads, by Hugging Face's names.
     """
 
     theta: float = 10_000.0
