@@ -1,0 +1,1 @@
+"""Taut: a standalone inference engine for reasoning models."""
