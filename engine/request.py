@@ -199,7 +199,8 @@ class Sequence:
         return len(self.tokens) - self.prompt_len
 
 
-class Row(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Row:
     """Run tokens[start : start + count] of `seq` through the batch's role.
 
     The row samples one token if it ends at len(seq.tokens). `given` not None: also return the
