@@ -1,0 +1,43 @@
+# One target each. `make demo` and `make test` are all that a fresh machine needs.
+VENV ?= .venv
+PYTHON ?= python3
+PY := $(VENV)/bin/python
+
+.PHONY: demo setup fmt lint type test bench size ci
+
+$(VENV)/.run: pyproject.toml
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install -q --disable-pip-version-check -e .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.run
+	$(PY) -m pip install -q --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+demo: $(VENV)/.run  ## generate an answer with the packaged model
+	$(VENV)/bin/taut generate --model smollm2 --chat --temperature 0 --max-tokens 48 \
+	  "What is the capital of France? Answer in one sentence."
+
+setup: $(VENV)/.dev  ## the environment that all other targets use
+
+fmt: setup
+	$(PY) -m ruff format engine tests bench
+	$(PY) -m ruff check --fix engine tests bench
+
+lint: setup
+	$(PY) -m ruff format --check engine tests bench
+	$(PY) -m ruff check engine tests bench
+
+type: setup
+	$(PY) -m mypy
+
+test: setup
+	$(PY) -m pytest
+
+bench: setup  ## a smoke run; figures for bench/LOG.md come from the commands written there
+	$(PY) -m bench.throughput --model smollm2 --num-prompts 4 --input-len 16 --output-len 16
+
+size: setup  ## lines of each file; those past 400 say that a seam is wrong
+	$(PY) -m bench.size
+
+ci: lint type size test

@@ -1,0 +1,92 @@
+"""EngineConfig and ModelSpec: compose the parts' own configs, and refuse what can't work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from engine.cache.policy import KVSpec
+from engine.request import MAIN, Role
+from engine.scheduler.controller import Controller
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReasoningSpec:
+    """How a model thinks, as text: the markers round its chain, and what ends a chain early.
+
+    Without markers (plain instruct models) the chain is what stands before the answer marker, and
+    `closing` is a phrase that makes the model answer.
+    """
+
+    start: str | None = None
+    end: str | None = None
+    closing: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.start is None) != (self.end is None):
+            raise ValueError("ReasoningSpec needs both start and end, or neither")
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """One role's model: where it comes from and how it is held.
+
+    `model` is a packaged name ("smollm2"), a Hugging Face folder, a GGUF file or a hub id. `dtype`
+    auto: float32 on a CPU (exact, and the fastest for batches without bf16 instructions), bfloat16
+    on a GPU. `reasoning` None: detected from the vocabulary. `generation_defaults` False: ignore
+    the model's own sampling defaults (its end-of-sequence ids still count).
+    """
+
+    model: str
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    device: str = "auto"
+    kv: KVSpec = field(default_factory=KVSpec)
+    reasoning: ReasoningSpec | None = None
+    generation_defaults: bool = True
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("auto", "float32", "bfloat16"):
+            raise ValueError(f"dtype must be auto, float32 or bfloat16, not {self.dtype!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """A whole engine.
+
+    `kv_bytes` is shared by the roles in proportion to what a token costs each; None: half of the
+    memory that cgroup and machine leave once the weights are in, at most what `max_num_seqs`
+    sequences of `max_model_len` could use. `max_model_len` None: the model's own. `threads` None:
+    the CPUs that this process may use. `backends` are kernel backends to ask first, in order.
+    """
+
+    models: Mapping[Role, ModelSpec]
+    controllers: tuple[Controller, ...] = ()
+    kv_bytes: int | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_batched_tokens: int = 512
+    prefix_cache: bool = True
+    threads: int | None = None
+    backends: tuple[str, ...] = ()
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if MAIN not in self.models:
+            raise ValueError(f'models needs a "main" role; it has {sorted(self.models)}')
+        for name in ("kv_bytes", "max_model_len", "threads", "max_num_seqs", "max_batched_tokens"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name} must be a positive integer, not {value!r}")
+        if self.max_batched_tokens < 2 * self.max_num_seqs:
+            raise ValueError(
+                f"max_batched_tokens ({self.max_batched_tokens}) must be at least twice "
+                f"max_num_seqs ({self.max_num_seqs}), or decoding would starve prompts"
+            )
+        for controller in self.controllers:
+            missing = {*controller.roles, *controller.children} - set(self.models)
+            if missing:
+                raise ValueError(
+                    f"{type(controller).__name__} uses the roles {sorted(missing)}, which models "
+                    f"doesn't name; it has {sorted(self.models)}"
+                )
