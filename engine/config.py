@@ -66,7 +66,6 @@ class EngineConfig:
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_batched_tokens: int = 512
-    prefix_cache: bool = True
     threads: int | None = None
     backends: tuple[str, ...] = ()
     seed: int | None = None

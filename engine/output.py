@@ -11,23 +11,6 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
-    """What became final for one choice: text of the thinking and of the answer, token ids.
-
-    `finish_reason` is set on a choice's last delta alone.
-    """
-
-    id: str
-    index: int
-    text: str = ""
-    thinking: str = ""
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprob, ...] = ()
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """One finished continuation.
 
@@ -72,3 +55,21 @@ class Output:
     @property
     def finish_reason(self) -> FinishReason:
         return self.choices[0].finish_reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """What became final for one choice: text of the thinking and of the answer, token ids.
+
+    `finish_reason` is set on a choice's last delta alone, `output` on a request's.
+    """
+
+    id: str
+    index: int
+    text: str = ""
+    thinking: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    output: Output | None = None

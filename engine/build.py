@@ -1,0 +1,235 @@
+"""From a config to running parts: models loaded, the KV memory shared out, executors made.
+
+Everything that can be refused is refused here, before a request is taken.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+
+from engine.cache.paged import PagedCache
+from engine.cache.policy import KVSpec
+from engine.cache.view import KVShape
+from engine.config import EngineConfig, ModelSpec, ReasoningSpec
+from engine.executor import Executor
+from engine.host import available_bytes
+from engine.kernels.attention import ATTENTION, PAGE, AttentionSpec
+from engine.kernels.dispatch import select
+from engine.model.architecture import DecoderConfig
+from engine.model.checkpoint import Checkpoint, open_checkpoint
+from engine.model.decoder import Decoder
+from engine.model.tokenizer import Tokenizer, tokenizer_from_folder, tokenizer_from_gguf
+from engine.request import Role
+from engine.sampling.sampler import Sampler, SamplingDefaults
+from engine.scheduler.reasoning import Markers
+
+log = logging.getLogger(__name__)
+
+KV_SHARE = 0.5
+"""Of the memory that is left once the weights are in, where `kv_bytes` isn't given."""
+
+
+class Loaded(NamedTuple):
+    """One role's model, in memory."""
+
+    role: Role
+    spec: ModelSpec
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+    decoder: Decoder
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def shape(self) -> KVShape:
+        return shape_of(self.checkpoint.config)
+
+
+def shape_of(c: DecoderConfig) -> KVShape:
+    return KVShape(c.layers, c.q_heads, c.kv_heads, c.head_dim)
+
+
+def load_model(role: Role, spec: ModelSpec, backends: tuple[str, ...]) -> Loaded:
+    """Open, check and load; a broken file fails here with its name and the tensor's."""
+    device = torch.device(device_of(spec.device))
+    dtype = dtype_of(spec.dtype, device)
+    checkpoint = open_checkpoint(spec.model)
+    checkpoint.check()
+    tokenizer = load_tokenizer(checkpoint)
+    if tokenizer.vocab_size > checkpoint.config.vocab_size:
+        raise ValueError(
+            f"{checkpoint.source}: the tokenizer has {tokenizer.vocab_size} tokens, "
+            f"the model only {checkpoint.config.vocab_size}"
+        )
+    decoder = Decoder.load(checkpoint, dtype=dtype, device=device, prefer=backends)
+    return Loaded(role, spec, checkpoint, tokenizer, decoder, dtype, device)
+
+
+def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    """From the GGUF's metadata, or from the folder's tokenizer files."""
+    if checkpoint.metadata is not None:
+        return tokenizer_from_gguf(checkpoint.metadata)
+    assert checkpoint.folder is not None
+    return tokenizer_from_folder(checkpoint.folder)
+
+
+def check_roles(models: Mapping[Role, Loaded]) -> None:
+    """Roles read the same token ids: transcripts between tokenizers don't exist yet."""
+    first, *others = models.values()
+    for other in others:
+        if other.tokenizer.fingerprint != first.tokenizer.fingerprint:
+            raise ValueError(
+                f"the roles {first.role!r} and {other.role!r} have different tokenizers "
+                f"({first.checkpoint.source}, {other.checkpoint.source}); roles must share one "
+                "until transcripts are supported"
+            )
+
+
+def context_length(config: EngineConfig, models: Mapping[Role, Loaded]) -> int:
+    """`max_model_len`, at most what every role's positions allow."""
+    own = min(m.checkpoint.config.max_positions for m in models.values())
+    if config.max_model_len is not None and config.max_model_len > own:
+        raise ValueError(f"max_model_len ({config.max_model_len}) is above the model's own {own}")
+    return config.max_model_len or own
+
+
+class RoleCache(NamedTuple):
+    """What decides the size of one role's cache."""
+
+    shape: KVShape
+    spec: KVSpec
+    dtype: torch.dtype
+    slots: int
+
+    @property
+    def token_bytes(self) -> float:
+        """One token in every head of every layer of a full cache."""
+        page = PagedCache.page_bytes(self.shape, self.spec, self.dtype)
+        return page * self.shape.layers * self.shape.kv_heads / PAGE
+
+    def side_bytes(self, max_len: int) -> int:
+        """Query rings and tables of all slots."""
+        return self.slots * PagedCache.slot_bytes(self.shape, self.spec, self.dtype, max_len)
+
+
+class KVPlan(NamedTuple):
+    """How the KV memory is shared out: every role's cache holds `tokens` uncompressed."""
+
+    tokens: int
+    pages: dict[Role, int]
+    cell_bytes: int
+    side_bytes: int
+
+
+def plan_kv(config: EngineConfig, caches: Mapping[Role, RoleCache], max_len: int) -> KVPlan:
+    """Share `kv_bytes` by what a token costs each role; ValueError if it holds next to nothing."""
+    side = sum(cache.side_bytes(max_len) for cache in caches.values())
+    per_token = sum(cache.token_bytes for cache in caches.values())
+    total = config.kv_bytes or int(available_bytes() * KV_SHARE)
+    tokens = min(int((total - side) / per_token), config.max_num_seqs * max_len) // PAGE * PAGE
+    if tokens < 2 * PAGE:
+        raise ValueError(
+            f"kv_bytes ({total}) is too small: the slots' side state takes {side} and a token "
+            f"costs {per_token:.0f}; one sequence of {max_len} tokens needs "
+            f"{side + int(per_token * max_len)}"
+        )
+    pages = {
+        role: tokens // PAGE * cache.shape.layers * cache.shape.kv_heads
+        for role, cache in caches.items()
+    }
+    return KVPlan(tokens, pages, int(tokens * per_token), side)
+
+
+def build_executors(
+    config: EngineConfig, models: Mapping[Role, Loaded], max_len: int
+) -> dict[Role, Executor]:
+    """One executor a role, each with its own cache and sampler."""
+    caches = {
+        role: RoleCache(m.shape, m.spec.kv, m.dtype, slots_of(config, role))
+        for role, m in models.items()
+    }
+    plan = plan_kv(config, caches, max_len)
+    log.info(
+        "KV cache: %d tokens uncompressed, %.2f GiB of cells, %.2f GiB beside them",
+        plan.tokens,
+        plan.cell_bytes / 2**30,
+        plan.side_bytes / 2**30,
+    )
+    executors = {}
+    for role, m in models.items():
+        spec = AttentionSpec(m.shape.head_dim, m.shape.group, m.device.type, m.dtype, m.dtype)
+        cache = PagedCache(
+            m.shape,
+            m.spec.kv,
+            pages=plan.pages[role],
+            slots=caches[role].slots,
+            max_len=max_len,
+            dtype=m.dtype,
+            device=m.device,
+            attend=select(ATTENTION, spec, config.backends).build(spec),
+        )
+        sampler = Sampler(m.checkpoint.config.vocab_size, _defaults(m))
+        executors[role] = Executor(role, m.decoder, cache, sampler, m.device)
+    return executors
+
+
+def slots_of(config: EngineConfig, role: Role) -> int:
+    """Sequences that one role's cache has rows for, children included."""
+    children = sum(c.children.get(role, 0) for c in config.controllers)
+    return config.max_num_seqs * (1 + children)
+
+
+def _defaults(m: Loaded) -> SamplingDefaults:
+    if not m.spec.generation_defaults:
+        return SamplingDefaults()
+    g = m.checkpoint.generation
+    return SamplingDefaults(
+        temperature=g.temperature,
+        top_k=g.top_k,
+        top_p=g.top_p,
+        min_p=g.min_p,
+        repetition_penalty=g.repetition_penalty,
+    )
+
+
+def markers_for(spec: ReasoningSpec | None, tokenizer: Tokenizer) -> Markers:
+    """The thinking markers as token ids: the config's, or `<think>` where the vocabulary has it."""
+    spec = spec or detect_reasoning(tokenizer)
+    closing = spec.closing
+    if closing is None:
+        closing = _CLOSING_MARKED.format(end=spec.end) if spec.end else _CLOSING_PLAIN
+    if spec.end and not closing.rstrip().endswith(spec.end):
+        closing += spec.end
+
+    def ids(text: str | None) -> tuple[int, ...]:
+        return tuple(tokenizer.encode(text, add_special=False)) if text else ()
+
+    return Markers(start=ids(spec.start), end=ids(spec.end), closing=ids(closing))
+
+
+_CLOSING_MARKED = "\n\nThat is enough thinking; here is the answer.\n{end}\n\n"
+_CLOSING_PLAIN = "\n\nFinal answer: \\boxed{"
+
+
+def detect_reasoning(tokenizer: Tokenizer) -> ReasoningSpec:
+    """What the vocabulary says of thinking."""
+    for start, end in (("<think>", "</think>"), ("<|begin_of_thought|>", "<|end_of_thought|>")):
+        if tokenizer.token_id(start) is not None and tokenizer.token_id(end) is not None:
+            return ReasoningSpec(start=start, end=end)
+    return ReasoningSpec()
+
+
+def device_of(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return name
+
+
+def dtype_of(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]

@@ -1,0 +1,200 @@
+"""The command `taut`: generate, chat, info."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Taut: an inference engine for reasoning models.",
+)
+
+DEFAULT_MODEL = "smollm2"
+
+Model = Annotated[
+    str, typer.Option(help="A packaged name, a Hugging Face folder, a GGUF file or a hub id.")
+]
+Temperature = Annotated[
+    float | None, typer.Option(help="0 is greedy; left out: the model's own default.")
+]
+TopP = Annotated[float | None, typer.Option(help="Nucleus sampling.")]
+TopK = Annotated[int | None, typer.Option(help="Only the k best tokens.")]
+MinP = Annotated[float | None, typer.Option(help="Only tokens at least this share of the best.")]
+Seed = Annotated[int | None, typer.Option(help="Makes sampling reproducible.")]
+ThinkingBudget = Annotated[
+    int | None, typer.Option(help="Close the thinking after this many tokens.")
+]
+Dtype = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
+KVPolicy = Annotated[
+    str | None, typer.Option(help="Bound the KV cache: 'snapkv', 'sinks_recent(sinks=4)'.")
+]
+KVBudget = Annotated[int | None, typer.Option(help="Cells a head keeps after a compaction.")]
+KVWindow = Annotated[int, typer.Option(help="Cells appended between compactions.")]
+MaxLen = Annotated[int | None, typer.Option(help="Longest prompt and output together.")]
+Defaults = Annotated[
+    bool, typer.Option(help="Use the model's own sampling defaults (or neutral ones).")
+]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what the engine chooses.")]
+
+
+@app.command()
+def generate(
+    prompts: Annotated[list[str], typer.Argument(help="One or more prompts; - reads stdin.")],
+    model: Model = DEFAULT_MODEL,
+    chat: Annotated[bool, typer.Option("--chat", help="Apply the chat template.")] = False,
+    max_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 256,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    min_p: MinP = None,
+    seed: Seed = None,
+    n: Annotated[int, typer.Option(help="Continuations of each prompt.")] = 1,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="End before this text; repeatable.")
+    ] = None,
+    thinking_budget: ThinkingBudget = None,
+    dtype: Dtype = "auto",
+    kv_policy: KVPolicy = None,
+    kv_budget: KVBudget = None,
+    kv_window: KVWindow = 128,
+    max_model_len: MaxLen = None,
+    generation_defaults: Defaults = True,
+    verbose: Verbose = False,
+) -> None:
+    """Continue prompts (or answer them, with --chat); text goes to stdout as it's made."""
+    from engine.request import SamplingParams
+    from engine.terminal import print_all, print_stream
+
+    _log(verbose)
+    params = SamplingParams(
+        n=n,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        seed=seed,
+        stop=tuple(stop or ()),
+        thinking_token_budget=thinking_budget,
+    )
+    texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts]
+    asked: list[Any] = [[{"role": "user", "content": t}] if chat else t for t in texts]
+    with _engine(
+        model, dtype, kv_policy, kv_budget, kv_window, max_model_len, generation_defaults
+    ) as engine:
+        if len(asked) == 1 and n == 1:
+            print_stream(engine.stream(asked[0], params))
+        else:
+            print_all(texts, engine.generate(asked, params))
+
+
+@app.command()
+def chat(
+    model: Model = DEFAULT_MODEL,
+    system: Annotated[str | None, typer.Option(help="The system message.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of one answer at most.")] = 1024,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    min_p: MinP = None,
+    seed: Seed = None,
+    thinking_budget: ThinkingBudget = None,
+    dtype: Dtype = "auto",
+    kv_policy: KVPolicy = None,
+    kv_budget: KVBudget = None,
+    kv_window: KVWindow = 128,
+    max_model_len: MaxLen = None,
+    generation_defaults: Defaults = True,
+    verbose: Verbose = False,
+) -> None:
+    """Talk with a model in the terminal; its thinking is shown apart."""
+    from engine.request import SamplingParams
+    from engine.terminal import chat_loop
+
+    _log(verbose)
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        seed=seed,
+        thinking_token_budget=thinking_budget,
+    )
+    with _engine(
+        model, dtype, kv_policy, kv_budget, kv_window, max_model_len, generation_defaults
+    ) as engine:
+        chat_loop(engine, params, system)
+
+
+@app.command()
+def info(
+    model: Model = DEFAULT_MODEL,
+    dtype: Dtype = "auto",
+    kv_policy: KVPolicy = None,
+    kv_budget: KVBudget = None,
+    kv_window: KVWindow = 128,
+    max_model_len: MaxLen = None,
+    generation_defaults: Defaults = True,
+) -> None:
+    """Show the machine, the kernel backends and why each was chosen, the model and its cache."""
+    from engine.terminal import print_info
+
+    print_info(
+        _config(model, dtype, kv_policy, kv_budget, kv_window, max_model_len, generation_defaults)
+    )
+
+
+def _config(
+    model: str,
+    dtype: str,
+    kv_policy: str | None,
+    kv_budget: int | None,
+    kv_window: int,
+    max_model_len: int | None,
+    generation_defaults: bool,
+) -> Any:
+    from engine.cache.policy import KVSpec
+    from engine.cache.registry import policy_from_text
+    from engine.config import EngineConfig, ModelSpec
+
+    kv = KVSpec(
+        policy=None if kv_policy is None else policy_from_text(kv_policy),
+        budget_tokens=kv_budget,
+        window=kv_window,
+    )
+    spec = ModelSpec(model, dtype=dtype, kv=kv, generation_defaults=generation_defaults)  # type: ignore[arg-type]
+    return EngineConfig(models={"main": spec}, max_model_len=max_model_len)
+
+
+def _engine(*options: Any) -> Any:
+    from engine.engine import Engine
+
+    return Engine(_config(*options))
+
+
+def _log(verbose: bool) -> None:
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING, format="%(name)s: %(message)s"
+    )
+
+
+def main() -> None:
+    """Errors of the user's are one line and exit code 2; others keep their traceback."""
+    try:
+        app()
+    except (ValueError, FileNotFoundError) as error:
+        sys.stderr.write(f"taut: {error}\n")
+        sys.exit(2)
+    except BrokenPipeError:
+        sys.exit(141)
+
+
+if __name__ == "__main__":
+    main()

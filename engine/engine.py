@@ -1,0 +1,303 @@
+"""Engine: add / step / generate / stream / abort / close. `step()` is the table of contents.
+
+Not safe for several threads at once; `service.AsyncEngine` puts it on a thread of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
+from typing import Any, NamedTuple, Self, cast
+
+import torch
+
+from engine import build
+from engine.assembler import Request
+from engine.cache.paged import KVStats
+from engine.config import EngineConfig, ModelSpec
+from engine.host import usable_cpus
+from engine.model.tokenizer import Tokenizer
+from engine.output import Delta, Output
+from engine.progress import progress_bar
+from engine.request import MAIN, Role, SamplingParams, Sequence
+from engine.scheduler.controllers.thinking_budget import ThinkingBudget
+from engine.scheduler.scheduler import Scheduler, SchedulerStats, Settled, lineage_of
+from engine.scheduler.stop import StopRules
+from engine.scheduler.thoughts import Thoughts
+
+Messages = Seq[Mapping[str, Any]]
+Prompt = str | Seq[int] | Messages
+"""Text, token ids, or chat messages."""
+
+
+class EngineStats(NamedTuple):
+    """Counters since the start, and what is held now."""
+
+    scheduler: SchedulerStats
+    kv: dict[Role, KVStats]
+
+
+class Engine:
+    """Answers many requests at once with the models of its config.
+
+    `Engine("smollm2")` is short for `Engine(EngineConfig(models={"main": ModelSpec("smollm2")}))`.
+    """
+
+    def __init__(self, config: EngineConfig | str) -> None:
+        if isinstance(config, str):
+            config = EngineConfig(models={MAIN: ModelSpec(config)})
+        self.config = config
+        torch.set_num_threads(config.threads or usable_cpus())
+        self.models = {
+            role: build.load_model(role, spec, config.backends)
+            for role, spec in config.models.items()
+        }
+        build.check_roles(self.models)
+        main = self.models[MAIN]
+        self.tokenizer: Tokenizer = main.tokenizer
+        self.markers = build.markers_for(main.spec.reasoning, self.tokenizer)
+        self.max_model_len = build.context_length(config, self.models)
+        self._executors = build.build_executors(config, self.models, self.max_model_len)
+        self._scheduler = Scheduler(
+            {role: executor.cache for role, executor in self._executors.items()},
+            stop=StopRules(
+                eos_ids=main.checkpoint.generation.eos_ids,
+                max_model_len=self.max_model_len,
+                token_bytes=self._visible_bytes,
+                markers=self.markers,
+            ),
+            controllers=(
+                ThinkingBudget(self.markers, self.tokenizer.token_bytes),
+                *config.controllers,
+            ),
+            thoughts=Thoughts(self.tokenizer.token_bytes, self.markers),
+            max_num_seqs=config.max_num_seqs,
+            max_batched_tokens=config.max_batched_tokens,
+        )
+        self._requests: dict[str, Request] = {}
+        self._ids = itertools.count()
+        self._arrivals = itertools.count()
+        self._random = random.Random(config.seed)
+        self._kept: list[Delta] = []
+
+    def add(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        id: str | None = None,
+        priority: int = 0,
+    ) -> str:
+        """Take a request; lower `priority` runs first. ValueError says what can't be served."""
+        request = self.prepare(prompt, params or SamplingParams(), id=id, priority=priority)
+        self.submit(request)
+        return request.id
+
+    def step(self) -> list[Delta]:
+        """Run every role with work once: what became final, and a request's Output with its last.
+
+        Deltas of requests that another call ran along (`generate`, `stream`) come first.
+        """
+        kept, self._kept = self._kept, []
+        return kept + self._step()
+
+    def _step(self) -> list[Delta]:
+        for batch in self._scheduler.schedule():
+            executor = self._executors[batch.role]
+            self._scheduler.commit(batch, executor.run(batch))
+            executor.compress(batch)
+        return [self._publish(settled) for settled in self._scheduler.drain()]
+
+    def abort(self, id: str) -> None:
+        """End a request; its last delta comes with the next step. Unknown ids are no error."""
+        if id in self._requests:
+            self._scheduler.abort(id)
+
+    def has_work(self) -> bool:
+        return bool(self._kept) or self._scheduler.has_work()
+
+    def generate(
+        self,
+        prompts: Prompt | Seq[Prompt],
+        params: SamplingParams | Seq[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[Output]:
+        """Answer all prompts, in their order; a bad one is refused before any work starts.
+
+        `progress` None: a bar where standard error is a terminal and there is more than one prompt.
+        """
+        listed = _listed(prompts)
+        requests = [
+            self.prepare(prompt, each)
+            for prompt, each in zip(listed, _spread(params, len(listed)), strict=True)
+        ]
+        done: dict[str, Output] = {}
+        with progress_bar(len(requests), progress) as advance:
+            for delta in self._run(requests):
+                if delta.output is not None:
+                    done[delta.id] = delta.output
+                    advance(delta.output)
+        return [done[request.id] for request in requests]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
+        """Answer one prompt piece by piece; closing the iterator aborts the request."""
+        return self._run([self.prepare(prompt, params or SamplingParams())])
+
+    def _run(self, requests: list[Request]) -> Iterator[Delta]:
+        """These requests' deltas to their end; those of others are kept for `step`."""
+        waiting = {request.id for request in requests}
+        try:
+            for request in requests:
+                self.submit(request)
+            while waiting:
+                for delta in self._step():
+                    if delta.id not in waiting:
+                        self._kept.append(delta)
+                        continue
+                    if delta.output is not None:
+                        waiting.discard(delta.id)
+                    yield delta
+        finally:
+            for id in waiting:
+                self.abort(id)
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            self._scheduler.stats(), {role: e.cache.stats() for role, e in self._executors.items()}
+        )
+
+    def check(self) -> None:
+        """Every invariant of scheduler and caches; for tests and idle moments."""
+        self._scheduler.check()
+        for executor in self._executors.values():
+            executor.cache.check()
+
+    def close(self) -> None:
+        """Abort what runs and give the memory back."""
+        for id in list(self._requests):
+            self.abort(id)
+        self._executors.clear()
+        self.models.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def prepare(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        id: str | None = None,
+        priority: int = 0,
+    ) -> Request:
+        """Validate and tokenise; everything that can be refused is refused here.
+
+        Touches no running request, so a service may call it from another thread than `step`.
+        """
+        id = f"request-{next(self._ids)}" if id is None else id
+        if id in self._requests:
+            raise ValueError(f"the request id {id!r} is in use; ids of live requests are unique")
+        tokens, messages = self._tokens(prompt)
+        self._check_fits(len(tokens))
+        check_ids(params, self._vocab_size)
+        seed = self._random.getrandbits(63) if params.seed is None else params.seed
+        arrival = next(self._arrivals)
+        choices = [
+            Sequence(
+                id,
+                len(tokens),
+                list(tokens),
+                params,
+                messages=messages,
+                seed=seed,
+                lineage=lineage_of(0, index) if index else 0,
+                priority=priority,
+                arrival=arrival,
+                index=index,
+            )
+            for index in range(params.n)
+        ]
+        return Request(choices, self.tokenizer, self.markers)
+
+    def submit(self, request: Request) -> None:
+        """Queue a prepared request."""
+        self._requests[request.id] = request
+        self._scheduler.add(request.choices)
+
+    def _publish(self, settled: Settled) -> Delta:
+        request = self._requests[settled.seq.id]
+        delta = request.push(settled)
+        if delta.output is not None:
+            del self._requests[request.id]
+        return delta
+
+    def _tokens(self, prompt: Prompt) -> tuple[Seq[int], Messages | None]:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt), None
+        if all(isinstance(item, Mapping) for item in prompt) and prompt:
+            messages = cast(Messages, prompt)
+            text = self.tokenizer.apply_chat_template(messages)
+            return self.tokenizer.encode(text, add_special=False), messages
+        for i, token in enumerate(prompt):
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise ValueError(
+                    f"a prompt is text, token ids or chat messages; item {i} is {token!r}"
+                )
+            if not 0 <= token < self._vocab_size:
+                raise ValueError(
+                    f"token id {token} at position {i} of the prompt is outside the vocabulary "
+                    f"(0 to {self._vocab_size - 1})"
+                )
+        return cast(Seq[int], prompt), None
+
+    @property
+    def _vocab_size(self) -> int:
+        return min(m.checkpoint.config.vocab_size for m in self.models.values())
+
+    def _check_fits(self, tokens: int) -> None:
+        if tokens == 0:
+            raise ValueError("the prompt is empty: give it at least one token")
+        if tokens >= self.max_model_len:
+            raise ValueError(
+                f"the prompt has {tokens} tokens; this engine's maximum context length is "
+                f"{self.max_model_len}, and at least one token must be generated"
+            )
+        reason = self._scheduler.refuses(tokens)
+        if reason is not None:
+            raise ValueError(reason)
+
+    def _visible_bytes(self, token: int) -> bytes:
+        return b"" if token in self.tokenizer.special_ids else self.tokenizer.token_bytes(token)
+
+
+def check_ids(params: SamplingParams, vocab_size: int) -> None:
+    """Token ids in `params` are of the vocabulary."""
+    for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+        for token in getattr(params, name) or ():
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+                raise ValueError(
+                    f"{name} has the token id {token!r}; the vocabulary is 0 to {vocab_size - 1}"
+                )
+
+
+def _listed(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
+    """One prompt or many, as many."""
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int | Mapping)):
+        return [cast(Prompt, prompts)]
+    return list(cast(Seq[Prompt], prompts))
+
+
+def _spread(
+    params: SamplingParams | Seq[SamplingParams] | None, count: int
+) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise ValueError(f"{count} prompts but {len(params)} params: give one, or one each")
+    return list(params)
