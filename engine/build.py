@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import fields, replace
 from typing import NamedTuple
 
 import torch
@@ -28,6 +29,9 @@ from engine.sampling.sampler import Sampler, SamplingDefaults
 from engine.scheduler.reasoning import Markers
 
 log = logging.getLogger(__name__)
+
+SAMPLING_FIELDS = tuple(field.name for field in fields(SamplingDefaults))
+"""What a generation_config.json may set, by SamplingDefaults' names."""
 
 KV_SHARE = 0.5
 """Of the memory that is left once the weights are in, where `kv_bytes` isn't given."""
@@ -184,16 +188,11 @@ def slots_of(config: EngineConfig, role: Role) -> int:
 
 
 def _defaults(m: Loaded) -> SamplingDefaults:
+    """The model's own sampling settings, where it names them and the spec lets them count."""
     if not m.spec.generation_defaults:
         return SamplingDefaults()
-    g = m.checkpoint.generation
-    return SamplingDefaults(
-        temperature=g.temperature,
-        top_k=g.top_k,
-        top_p=g.top_p,
-        min_p=g.min_p,
-        repetition_penalty=g.repetition_penalty,
-    )
+    named = {name: getattr(m.checkpoint.generation, name) for name in SAMPLING_FIELDS}
+    return replace(SamplingDefaults(), **{k: v for k, v in named.items() if v is not None})
 
 
 def markers_for(spec: ReasoningSpec | None, tokenizer: Tokenizer) -> Markers:

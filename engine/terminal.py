@@ -168,8 +168,7 @@ def _model_rows(spec: ModelSpec, checkpoint: Checkpoint) -> Rows:
     yield "context", f"{c.max_positions} tokens, rope {c.rope.kind} (theta {c.rope.theta:g})"
     ends = ", ".join(f"{i} {tokenizer.token_bytes(i).decode()!r}" for i in g.eos_ids)
     yield "end of sequence", ends or "none named"
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-    given = [f"{n}={getattr(g, n)}" for n in names if getattr(g, n) is not None]
+    given = [f"{n}={getattr(g, n)}" for n in build.SAMPLING_FIELDS if getattr(g, n) is not None]
     unused = "" if spec.generation_defaults else " (switched off)"
     yield "sampling defaults", (", ".join(given) or "none named: temperature 1") + unused
     thinks = tokenizer.decode(markers.start, skip_special=False) if markers.start else "no markers"
