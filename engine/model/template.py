@@ -49,7 +49,7 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     if isinstance(messages, str | Mapping) or not messages:
         raise ValueError(
             'messages must be a list of at least one {"role": ..., "content": ...}, '
-            f"not {messages!r}"
+            f"not {'an empty one' if messages in ([], ()) else type(messages).__name__}"
         )
     return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 

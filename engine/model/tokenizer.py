@@ -49,7 +49,7 @@ class Tokenizer:
         self.vocab_size = vocabulary.size
         self.bos_id = vocabulary.bos_id
         self.eos_id = vocabulary.eos_id
-        self.add_bos = vocabulary.add_bos
+        self.add_bos = vocabulary.add_bos and vocabulary.bos_id is not None
         self.special_ids = vocabulary.special_ids
         self.chat_template = vocabulary.chat_template
 

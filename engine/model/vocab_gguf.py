@@ -71,7 +71,6 @@ def vocabulary_from_gguf(metadata: Mapping[str, Any]) -> Vocabulary:
     added = {i: read.tokens[i] for i, kind in enumerate(read.types) if kind in _ADDED}
     backend = model.backend
     backend.add_tokens([AddedToken(content, normalized=False) for content in added.values()])
-    bos_id = read.get("bos_token_id", model.bos_id)
     return Vocabulary(
         size=len(read.tokens),
         encode=lambda text: backend.encode(text, add_special_tokens=False).ids,
@@ -80,9 +79,9 @@ def vocabulary_from_gguf(metadata: Mapping[str, Any]) -> Vocabulary:
         pieces=model.pieces,
         added=added,
         special_ids=frozenset(i for i in added if read.types[i] in _SPECIAL),
-        bos_id=bos_id,
+        bos_id=read.get("bos_token_id", model.bos_id),
         eos_id=read.get("eos_token_id", model.eos_id),
-        add_bos=bos_id is not None and read.get("add_bos_token", model.add_bos),
+        add_bos=read.get("add_bos_token", model.add_bos),
         chat_template=metadata.get("tokenizer.chat_template"),
     )
 

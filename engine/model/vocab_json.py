@@ -28,10 +28,9 @@ def vocabulary_from_json(path: Path, config: FolderConfig) -> Vocabulary:
     backend.no_padding()
     _add_missing(path, backend, config)
     added = backend.get_added_tokens_decoder()
+    in_front = _put_in_front(backend)
     bos_id = _id_of(backend, config.bos)
-    if bos_id is None:
-        bos_id = _first_put_in_front(backend)
-    add_bos = bos_id is not None and bos_id == _first_put_in_front(backend)
+    bos_id = in_front if bos_id is None else bos_id
     return Vocabulary(
         size=1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1),
         encode=lambda text: backend.encode(text, add_special_tokens=False).ids,
@@ -42,7 +41,7 @@ def vocabulary_from_json(path: Path, config: FolderConfig) -> Vocabulary:
         special_ids=frozenset(i for i, token in {**added, **config.added}.items() if token.special),
         bos_id=bos_id,
         eos_id=_id_of(backend, config.eos),
-        add_bos=add_bos if config.add_bos is None else config.add_bos,
+        add_bos=bos_id == in_front if config.add_bos is None else config.add_bos,
         chat_template=config.chat_template,
     )
 
@@ -51,21 +50,19 @@ def _id_of(backend: Tokenizer, token: str | None) -> int | None:
     return None if token is None else backend.token_to_id(token)
 
 
-def _first_put_in_front(backend: Tokenizer) -> int | None:
+def _put_in_front(backend: Tokenizer) -> int | None:
     """The special token that the file's post-processor begins every prompt with."""
-    plain = backend.encode("a", add_special_tokens=False).ids
-    whole = backend.encode("a").ids
-    return whole[0] if len(whole) > len(plain) and whole[: len(plain)] != plain else None
+    encoding = backend.encode("a")
+    return encoding.ids[0] if encoding.special_tokens_mask[:1] == [1] else None
 
 
 def _add_missing(path: Path, backend: Tokenizer, config: FolderConfig) -> None:
-    """Tokens that only tokenizer_config.json knows get the ids that it gives them."""
+    """Tokens that only tokenizer_config.json calls added get the ids that it gives them."""
+    known = backend.get_added_tokens_decoder()
     for i, token in config.added.items():
-        found = backend.id_to_token(i)
-        if found is None:
+        if i not in known:
             backend.add_tokens([token])
-            found = backend.id_to_token(i)
-        if found != token.content:
+        if (found := backend.id_to_token(i)) != token.content:
             raise ValueError(
                 f"{path}: token {i} is {found!r}, but the files beside it say {token.content!r}"
             )

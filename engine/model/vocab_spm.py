@@ -41,7 +41,6 @@ def vocabulary_from_spm(path: Path, config: FolderConfig) -> Vocabulary:
             return default if default >= 0 else None
         return ids.get(token, pieces.get(token))
 
-    bos_id = id_of(config.bos, model.bos_id())
     return Vocabulary(
         size=max(size, 1 + max(tokens, default=-1)),
         encode=_Splitter(model, inner, _pattern(tokens.values()), ids).encode,
@@ -53,9 +52,9 @@ def vocabulary_from_spm(path: Path, config: FolderConfig) -> Vocabulary:
         ),
         added={i: token.content for i, token in tokens.items()},
         special_ids=frozenset(i for i, token in tokens.items() if token.special),
-        bos_id=bos_id,
+        bos_id=id_of(config.bos, model.bos_id()),
         eos_id=id_of(config.eos, model.eos_id()),
-        add_bos=bos_id is not None and config.add_bos is not False,
+        add_bos=config.add_bos is not False,
         chat_template=config.chat_template,
     )
 

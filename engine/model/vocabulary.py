@@ -93,5 +93,5 @@ class Vocabulary:
     special_ids: frozenset[int]
     bos_id: int | None = None
     eos_id: int | None = None
-    add_bos: bool = False
+    add_bos: bool = False  # where there is one
     chat_template: str | None = None
