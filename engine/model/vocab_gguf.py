@@ -7,6 +7,7 @@ pieces, best score first.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -25,6 +26,8 @@ from engine.model.vocabulary import (
     Vocabulary,
 )
 
+log = logging.getLogger(__name__)
+
 
 class TokenType(IntEnum):
     """GGUF's token types."""
@@ -41,13 +44,41 @@ _SPECIAL = frozenset((TokenType.UNKNOWN, TokenType.CONTROL))
 _ADDED = _SPECIAL | {TokenType.USER_DEFINED}
 
 
-class _Read(NamedTuple):
-    """A file's lists, and its scalars by the end of their keys."""
+class _File:
+    """A file's `tokenizer.ggml.*` keys."""
 
-    tokens: list[str]
-    types: list[int]
-    get: Callable[[str, Any], Any]
-    list_of: Callable[[str], list[Any]]
+    def __init__(self, metadata: Mapping[str, Any]) -> None:
+        self._metadata = metadata
+        self.tokens: list[str] = self.list_of("tokens")
+        self.types: list[int] = [TokenType.NORMAL] * len(self.tokens)
+        if self.get("token_type", None) is not None:
+            self.types = self.per_token("token_type")
+
+    def get(self, key: str, default: Any) -> Any:
+        return self._metadata.get(f"tokenizer.ggml.{key}", default)
+
+    def list_of(self, key: str) -> list[Any]:
+        found = self.get(key, None)
+        if not isinstance(found, list):
+            raise ValueError(f"tokenizer.ggml.{key} is missing: the file holds no whole tokenizer")
+        return found
+
+    def per_token(self, key: str) -> list[Any]:
+        found = self.list_of(key)
+        if len(found) != len(self.tokens):
+            raise ValueError(
+                f"tokenizer.ggml.{key} has {len(found)} entries for {len(self.tokens)} tokens"
+            )
+        return found
+
+    def token_id(self, name: str, default: int | None) -> int | None:
+        found: int | None = self.get(f"{name}_token_id", default)
+        if found is not None and not 0 <= found < len(self.tokens):
+            raise ValueError(
+                f"tokenizer.ggml.{name}_token_id is {found}, but there are "
+                f"{len(self.tokens)} tokens"
+            )
+        return found
 
 
 class _Model(NamedTuple):
@@ -60,93 +91,79 @@ class _Model(NamedTuple):
 
 def vocabulary_from_gguf(metadata: Mapping[str, Any]) -> Vocabulary:
     """ValueError names the key that is missing, of a wrong length or not supported."""
-    read = _read(metadata)
-    name = read.get("model", None)
+    file = _File(metadata)
+    name = file.get("model", None)
     if name not in _MODELS:
         raise ValueError(
             f"tokenizer.ggml.model is {name!r}; supported are {', '.join(map(repr, _MODELS))}"
         )
-    vocab = {token: i for i, token in enumerate(read.tokens)}
-    model = _MODELS[name](read, vocab)
-    added = {i: read.tokens[i] for i, kind in enumerate(read.types) if kind in _ADDED}
+    vocab = {token: i for i, token in enumerate(file.tokens)}
+    model = _MODELS[name](file, vocab)
+    added = {i: file.tokens[i] for i, kind in enumerate(file.types) if kind in _ADDED}
     backend = model.backend
     backend.add_tokens([AddedToken(content, normalized=False) for content in added.values()])
     return Vocabulary(
-        size=len(read.tokens),
+        size=len(file.tokens),
         encode=lambda text: backend.encode(text, add_special_tokens=False).ids,
-        piece=read.tokens.__getitem__,
+        piece=file.tokens.__getitem__,
         find=vocab.get,
         pieces=model.pieces,
         added=added,
-        special_ids=frozenset(i for i in added if read.types[i] in _SPECIAL),
-        bos_id=read.get("bos_token_id", model.bos_id),
-        eos_id=read.get("eos_token_id", model.eos_id),
-        add_bos=read.get("add_bos_token", model.add_bos),
+        special_ids=frozenset(i for i in added if file.types[i] in _SPECIAL),
+        bos_id=file.token_id("bos", model.bos_id),
+        eos_id=file.token_id("eos", model.eos_id),
+        add_bos=file.get("add_bos_token", model.add_bos),
         chat_template=metadata.get("tokenizer.chat_template"),
     )
 
 
-def _read(metadata: Mapping[str, Any]) -> _Read:
-    def get(key: str, default: Any) -> Any:
-        return metadata.get(f"tokenizer.ggml.{key}", default)
-
-    def list_of(key: str) -> list[Any]:
-        found = get(key, None)
-        if not isinstance(found, list):
-            raise ValueError(f"tokenizer.ggml.{key} is missing: the file holds no whole tokenizer")
-        return found
-
-    tokens = list_of("tokens")
-    types = get("token_type", [TokenType.NORMAL] * len(tokens))
-    if len(types) != len(tokens):
-        raise ValueError(
-            f"tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens"
-        )
-    return _Read(tokens, types, get, list_of)
-
-
-def _byte_level(read: _Read, vocab: dict[str, int]) -> _Model:
-    name = read.get("pre", "default")
+def _byte_level(file: _File, vocab: dict[str, int]) -> _Model:
+    name = file.get("pre", None)
+    if name is None:
+        name = "default"
+        log.warning("the file doesn't name its pre-tokenizer: text is cut as GPT-2 does")
     kind = KINDS.get(name)
     if kind is None:
         raise ValueError(
             f"tokenizer.ggml.pre is {name!r}, a way to cut text that isn't known here; "
             f"known are {', '.join(KINDS)}"
         )
-    merges = [tuple(merge.split(" ", 1)) for merge in read.list_of("merges")]
-    backend = _backend(vocab, merges, ignore_merges=kind.ignore_merges)
+    merges = [tuple(merge.split(" ", 1)) for merge in file.list_of("merges")]
+    try:
+        backend = Tokenizer(BPE(vocab, merges, ignore_merges=kind.ignore_merges))
+    except Exception as error:  # what the Rust side raises has no better type
+        raise ValueError(f"tokenizer.ggml.merges don't fit the tokens: {error}") from error
     if (normalizer := kind.normalizer()) is not None:
         backend.normalizer = normalizer
     backend.pre_tokenizer = kind.pre_tokenizer()
     return _Model(backend, ByteLevelPieces(), kind.add_bos)
 
 
-def _sentencepiece(read: _Read, vocab: dict[str, int]) -> _Model:
-    scores = read.list_of("scores")
-    if len(scores) != len(read.tokens):
-        raise ValueError(
-            f"tokenizer.ggml.scores has {len(scores)} entries for {len(read.tokens)} tokens"
+def _sentencepiece(file: _File, vocab: dict[str, int]) -> _Model:
+    prefix = file.get("add_space_prefix", True)
+    unknown = file.token_id("unknown", 0)
+    backend = Tokenizer(
+        BPE(
+            vocab,
+            _merges(file),
+            unk_token=None if unknown is None else file.tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=True,
         )
-    prefix = read.get("add_space_prefix", True)
-    unknown = read.get("unknown_token_id", 0)
-    backend = _backend(
-        vocab,
-        _merges(read, scores),
-        unk_token=read.tokens[unknown],
-        fuse_unk=True,
-        byte_fallback=True,
     )
     mark = Replace(" ", SPACE_MARK)
     steps: list[Normalizer] = [Prepend(SPACE_MARK), mark] if prefix else [mark]
     backend.normalizer = Normalizers(steps)
-    pieces = SpacePieces(byte_fallback=TokenType.BYTE in read.types, strips_space=prefix)
+    pieces = SpacePieces(byte_fallback=TokenType.BYTE in file.types, strips_space=prefix)
     return _Model(backend, pieces, add_bos=True, bos_id=1, eos_id=2)
 
 
-def _merges(read: _Read, scores: list[float]) -> list[tuple[str, str]]:
+def _merges(file: _File) -> list[tuple[str, str]]:
     normal = {
         token: score
-        for token, kind, score in zip(read.tokens, read.types, scores, strict=True)
+        for token, kind, score in zip(
+            file.tokens, file.types, file.per_token("scores"), strict=True
+        )
         if kind == TokenType.NORMAL
     }
     return [
@@ -157,14 +174,7 @@ def _merges(read: _Read, scores: list[float]) -> list[tuple[str, str]]:
     ]
 
 
-def _backend(vocab: dict[str, int], merges: list[Any], **options: Any) -> Tokenizer:
-    try:
-        return Tokenizer(BPE(vocab, merges, **options))
-    except Exception as error:  # what the Rust side raises has no better type
-        raise ValueError(f"tokenizer.ggml.merges don't fit the tokens: {error}") from error
-
-
-_MODELS: Mapping[str, Callable[[_Read, dict[str, int]], _Model]] = {
+_MODELS: Mapping[str, Callable[[_File, dict[str, int]], _Model]] = {
     "gpt2": _byte_level,
     "llama": _sentencepiece,
 }

@@ -68,12 +68,8 @@ def _add_missing(path: Path, backend: Tokenizer, config: FolderConfig) -> None:
             )
 
 
-_SPACE_STEPS = (
-    "Replace",
-    "ByteFallback",
-    "Fuse",
-    "Strip",
-)  # in this order, the last three optional
+# sentencepiece's decoder, in this order; all but the first are optional
+_SPACE_STEPS = ("Replace", "ByteFallback", "Fuse", "Strip")
 
 
 def _pieces(path: Path, backend: Tokenizer) -> Pieces:

@@ -150,11 +150,23 @@ def test_no_template_says_what_to_do(metadata: dict[str, Any]) -> None:
         ("merges", None, "merges is missing"),
         ("merges", ["not there"], "merges don't fit"),
         ("token_type", [1], "token_type has 1 entries"),
+        ("eos_token_id", 4000, "eos_token_id is 4000, but there are"),
     ],
 )
 def test_bad_metadata_is_named(metadata: dict[str, Any], key: str, value: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         tokenizer_from_gguf({**metadata, f"tokenizer.ggml.{key}": value})
+
+
+def test_an_unnamed_pre_tokenizer_is_told(
+    metadata: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    bare = {key: value for key, value in metadata.items() if key != "tokenizer.ggml.pre"}
+    default = tokenizer_from_gguf({**metadata, "tokenizer.ggml.pre": "gpt-2"})
+    assert [tokenizer_from_gguf(bare).encode(t) for t in CORPUS] == [
+        default.encode(t) for t in CORPUS
+    ]
+    assert "pre-tokenizer" in caplog.text
 
 
 WORDS = {
@@ -372,6 +384,34 @@ def test_spm_in_gguf_facts(spm: SentencePieceProcessor, from_spm_gguf: Tokenizer
     assert from_spm_gguf.special_ids == {0, 1, 2}
     for text in CORPUS:
         assert from_spm_gguf.encode(text) == [1, *spm.encode(text)]
+
+
+def test_spm_in_gguf_token_types(spm_metadata: dict[str, Any]) -> None:
+    """An unused token is never made from text, a user-defined one always."""
+    types = list(spm_metadata["tokenizer.ggml.token_type"])
+    the, dog = (spm_metadata["tokenizer.ggml.tokens"].index(f"\u2581{w}") for w in ("the", "dog"))
+    types[the] = 5
+    tokens = list(spm_metadata["tokenizer.ggml.tokens"])
+    tokens[dog], types[dog] = "<dog>", 4
+    changed = {"tokenizer.ggml.token_type": types, "tokenizer.ggml.tokens": tokens}
+    tokenizer = tokenizer_from_gguf({**spm_metadata, **changed})
+    ids = tokenizer.encode("the <dog>")
+    assert the not in ids
+    assert ids[-1] == dog
+    assert tokenizer.decode(ids) == "the <dog>"
+
+
+def test_spm_in_gguf_without_space_prefix(spm_metadata: dict[str, Any]) -> None:
+    tokenizer = tokenizer_from_gguf({**spm_metadata, "tokenizer.ggml.add_space_prefix": False})
+    ids = tokenizer.encode("the dog", add_special=False)
+    assert b"".join(map(tokenizer.token_bytes, ids)) == b"the dog"
+    assert tokenizer.decode(ids) == "the dog"
+    assert tokenizer.decode(tokenizer.encode(" the")) == " the"
+
+
+def test_spm_in_gguf_needs_scores(spm_metadata: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="scores has 1 entries"):
+        tokenizer_from_gguf({**spm_metadata, "tokenizer.ggml.scores": [0.0]})
 
 
 def test_spm_folder_equals_sentencepiece(spm: SentencePieceProcessor, spm_folder: Path) -> None:
