@@ -20,13 +20,14 @@ def frequency(config: DecoderConfig, pair: int) -> float:
     """Radians a position of dimensions (pair, pair + D / 2)."""
     rope, dim = config.rope, config.head_dim
     context = rope.original_max_positions or config.max_positions
-    plain = rope.theta ** (-2 * pair / dim)
+    plain = math.pow(rope.theta, -2 * pair / dim)
     wavelength = 2 * math.pi / plain
     if rope.kind == "linear":
         return plain / rope.factor
     if rope.kind == "dynamic":
         stretch = rope.factor * config.max_positions / context - rope.factor + 1
-        return (rope.theta * stretch ** (dim / (dim - 2))) ** (-2 * pair / dim)
+        base = rope.theta * math.pow(stretch, dim / (dim - 2))
+        return math.pow(base, -2 * pair / dim)
     if rope.kind == "llama3":
         if wavelength < context / rope.high_freq_factor:
             return plain

@@ -22,7 +22,8 @@ def library_is_row_invariant(dtype: torch.dtype) -> bool:
     packed = torch.ops.mkldnn._reorder_linear_weight(w.to(dtype), None)
 
     def linear(rows: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(rows, packed, None, "none", [], "")
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, packed, None, "none", [], "")
+        return out
 
     def product(rows: Tensor) -> Tensor:
         return torch.bmm(rows[None], w.T[None])[0]

@@ -37,7 +37,7 @@ class DenseKV:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         counts = [count for _, count in self.rows]
-        parts = zip(q.split(counts), k.split(counts), v.split(counts), strict=True)
+        parts = zip(*(torch.split(x, counts) for x in (q, k, v)), strict=True)
         return torch.cat(
             [self._one(seq, layer, *qkv) for (seq, _), qkv in zip(self.rows, parts, strict=True)]
         )
@@ -69,7 +69,9 @@ def run(decoder: Decoder, kv: DenseKV, steps: list[list[tuple[int, Tensor]]]) ->
         positions = [torch.arange(fed[seq], fed[seq] + len(ids)) for seq, ids in step]
         ctx = StepContext(torch.cat(positions), kv)
         logits = decoder.logits(decoder.forward(torch.cat([ids for _, ids in step]), ctx))
-        for (seq, ids), rows in zip(step, logits.split([len(i) for _, i in step]), strict=True):
+        for (seq, ids), rows in zip(
+            step, torch.split(logits, [len(i) for _, i in step]), strict=True
+        ):
             fed[seq] += len(ids)
             out[seq].append(rows)
     return [torch.cat(parts) for parts in out]
@@ -130,7 +132,7 @@ def test_logits_do_not_depend_on_the_batch(family: str, dtype: torch.dtype) -> N
 def test_logits_do_not_depend_on_the_chunks(chunk: int) -> None:
     decoder = load(VARIANTS["qwen2"])
     ids = random_ids(65)
-    steps = [[(0, part)] for part in ids.split(chunk)]
+    steps = [[(0, part)] for part in torch.split(ids, chunk)]
     assert_same_rows(run(decoder, DenseKV(1, 2), steps)[0], alone(decoder, ids))
 
 
@@ -154,7 +156,8 @@ def _peer_logits(folder: Path, ids: Tensor) -> Tensor:
         folder, dtype=torch.float32, attn_implementation="eager"
     )
     with torch.no_grad():
-        return model.eval()(ids[None]).logits[0]
+        logits: Tensor = model(ids[None]).logits[0]  # from_pretrained leaves it in eval mode
+    return logits
 
 
 @pytest.mark.peer
