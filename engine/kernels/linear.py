@@ -1,0 +1,89 @@
+"""Linear layers: x @ W^T + b for a few to a few hundred rows.
+
+A row's result must not depend on how many rows run with it, or a request's tokens would depend on
+its neighbours. MKL, behind torch's own float32 linear, picks another kernel for other row counts;
+oneDNN with a weight packed beforehand gives the same bits from two rows on.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.kernels.dispatch import Op
+
+
+class LinearSpec(NamedTuple):
+    """What a backend must serve; `device` is a torch device's type."""
+
+    device: str
+    dtype: torch.dtype
+
+
+class Linear(Protocol):
+    """One weight, stored as its backend likes."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, in] -> [T, out]."""
+
+    def plain(self) -> Tensor:
+        """W [out, in], a copy where it's stored otherwise."""
+
+
+LINEAR: Op[LinearSpec] = Op("linear")
+"""`build(weight [out, in], bias [out] or None)` gives a `Linear`."""
+
+
+def _pad_rows(x: Tensor, least: int) -> Tensor:
+    return F.pad(x, (0, 0, 0, max(least - x.shape[0], 0)))
+
+
+@LINEAR.register("reference", refuses=lambda spec: None)
+class PlainLinear:
+    """torch's own linear on at least 16 rows.
+
+    Not bit for bit the same for every row count: in float32 on CPU it differs at some counts above
+    16 too, by rounding (about 1e-6 of the output's scale).
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight = weight
+        self.bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(_pad_rows(x, 16), self.weight, self.bias)[: x.shape[0]]
+
+    def plain(self) -> Tensor:
+        return self.weight
+
+
+def _onednn_refuses(spec: LinearSpec) -> str | None:
+    if spec.device != "cpu":
+        return f"runs on CPU only, not on {spec.device}"
+    if not torch._C._has_mkldnn:
+        return "this torch is built without oneDNN"
+    if spec.dtype not in (torch.float32, torch.bfloat16):
+        return f"serves float32 and bfloat16, not {str(spec.dtype).removeprefix('torch.')}"
+    if spec.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return "this CPU lacks AVX-512, which bfloat16 needs"
+    return None
+
+
+@LINEAR.register("onednn", refuses=_onednn_refuses)
+class PackedLinear:
+    """oneDNN with its own blocked weight layout; the plain tensor isn't kept."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
+        self.bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        padded = _pad_rows(x, 2)  # one row alone is a GEMV, which rounds otherwise
+        y = torch.ops.mkldnn._linear_pointwise(padded, self.packed, self.bias, "none", [], "")
+        return y[: x.shape[0]]
+
+    def plain(self) -> Tensor:
+        return self.packed.to_dense()

@@ -1,0 +1,192 @@
+"""The decoder: Llama, Qwen2, Qwen3 and Mistral by flags. A batch is one flat run of tokens.
+
+It knows no sequence and no page: positions come in with the step, and attention goes out to the
+step's cache. A token's output has the same bits whatever tokens run beside it, as far as the
+chosen backends keep a row's bits (see kernels/linear.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.model.architecture import DecoderConfig
+from engine.model.rope import Rope, rotate
+from engine.model.weights import Checkpoint, Dense, Weight
+
+
+class StepKV(Protocol):
+    """One step's cache."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Append k and v [T, H, D], then attend with q [T, Hq, D], all rotated: [T, Hq, D]."""
+
+
+class StepContext(NamedTuple):
+    """What one forward pass needs beside its tokens."""
+
+    positions: Tensor  # [T] int64
+    kv: StepKV
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One layer's weights: q, k, v in one matrix, gate and up in another."""
+
+    attn_norm: Tensor  # [E]
+    qkv: Weight
+    qk_norm: Tensor | None  # [Hq + H, D], one row a head
+    out: Weight
+    mlp_norm: Tensor  # [E]
+    gate_up: Weight
+    down: Weight
+
+
+class Decoder:
+    """A model ready to run.
+
+    `nbytes` is what its tensors hold in memory; an embedding looked up in a mapped file isn't held.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        embed: Callable[[Tensor], Tensor],
+        layers: Sequence[Layer],
+        norm: Tensor,
+        head: Weight,
+        nbytes: int,
+    ) -> None:
+        self.config = config
+        self.nbytes = nbytes
+        self._embed = embed
+        self._layers = layers
+        self._norm = norm
+        self._head = head
+        self._rope = Rope(config, norm.device)
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: Checkpoint,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        prefer: Sequence[str] = (),
+    ) -> Decoder:
+        """`dtype` float32 or bfloat16; `prefer` names linear backends to ask first."""
+        return _Loader(checkpoint, dtype, torch.device(device), prefer).decoder()
+
+    def forward(self, ids: Tensor, ctx: StepContext) -> Tensor:
+        """ids [T] int64 -> final-normed hidden states [T, E]."""
+        cfg = self.config
+        cos, sin = self._rope.angles(ctx.positions)
+        rotated = cfg.q_heads + cfg.kv_heads
+        x = self._embed(ids).to(self._norm.dtype)  # [T, E]
+        for index, layer in enumerate(self._layers):
+            heads = layer.qkv.matmul(self._rms(x, layer.attn_norm))
+            heads = heads.view(-1, rotated + cfg.kv_heads, cfg.head_dim)  # [T, Hq + 2 H, D]
+            qk, v = heads[:, :rotated], heads[:, rotated:]
+            if layer.qk_norm is not None:
+                qk = F.rms_norm(qk, (cfg.head_dim,), None, cfg.norm_eps) * layer.qk_norm
+            qk = rotate(qk, cos, sin)
+            seen = ctx.kv.attend(index, qk[:, : cfg.q_heads], qk[:, cfg.q_heads :], v)
+            x = x + layer.out.matmul(seen.flatten(1))
+            x = x + layer.down.matmul(_swiglu(layer.gate_up.matmul(self._rms(x, layer.mlp_norm))))
+        return self._rms(x, self._norm)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[R, E] -> [R, V] float32."""
+        return self._head.matmul(hidden).float()
+
+    def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, weight.shape, weight, self.config.norm_eps)
+
+
+def _swiglu(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up, [T, 2 I] -> [T, I].
+
+    Not by F.silu: its vectorised loop and that loop's scalar tail round exp differently, and which
+    element meets the tail depends on the number of rows. torch.exp has no such tail.
+    """
+    gate, up = gate_up.chunk(2, dim=-1)
+    gate = gate.float()
+    return (gate / gate.neg().exp_().add_(1)).mul_(up).to(gate_up.dtype)
+
+
+class _Loader:
+    """Reads tensors by name, builds the parts and counts their bytes."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        device: torch.device,
+        prefer: Sequence[str],
+    ) -> None:
+        if dtype not in (torch.float32, torch.bfloat16):
+            raise ValueError(f"dtype must be torch.float32 or torch.bfloat16, not {dtype}")
+        self.checkpoint = checkpoint
+        self.config = checkpoint.config
+        self.dtype = dtype
+        self.device = device
+        self.prefer = prefer
+        self.nbytes = 0
+
+    def decoder(self) -> Decoder:
+        cfg = self.config
+        shape = (cfg.vocab_size, cfg.hidden_size)
+        name = "model.embed_tokens.weight"
+        layers = [self._layer(f"model.layers.{index}.") for index in range(cfg.layers)]
+        norm = self._tensor("model.norm.weight", cfg.hidden_size)
+        head = self._tensor(name if cfg.tied_embeddings else "lm_head.weight", *shape)
+        embed = self._embedding(name, shape, head if cfg.tied_embeddings else None)
+        weight = Dense(head, None, self.prefer)
+        return Decoder(cfg, embed, layers, norm, weight, self.nbytes)
+
+    def _tensor(self, name: str, *shape: int) -> Tensor:
+        tensor = self.checkpoint.tensor(name, shape).to(device=self.device, dtype=self.dtype)
+        self.nbytes += tensor.nbytes
+        return tensor
+
+    def _embedding(
+        self, name: str, shape: tuple[int, int], tied: Tensor | None
+    ) -> Callable[[Tensor], Tensor]:
+        """From the file on CPU, where the tied head may be packed; else from a table, held once."""
+        if self.device.type == "cpu":
+            return self.checkpoint.rows(name, shape)
+        table = self._tensor(name, *shape) if tied is None else tied
+        return lambda ids: F.embedding(ids, table)
+
+    def _stack(self, prefix: str, outs: dict[str, int], ins: int, *, bias: bool) -> Weight:
+        """Several projections of one input as one weight, rows in the order of `outs`."""
+        weights = [self._tensor(f"{prefix}{n}.weight", out, ins) for n, out in outs.items()]
+        biases = [self._tensor(f"{prefix}{n}.bias", out) for n, out in outs.items() if bias]
+        return Dense(torch.cat(weights), torch.cat(biases) if bias else None, self.prefer)
+
+    def _layer(self, prefix: str) -> Layer:
+        cfg = self.config
+        attn, mlp = prefix + "self_attn.", prefix + "mlp."
+        hidden, inner = cfg.hidden_size, cfg.intermediate_size
+        q, kv = cfg.q_heads * cfg.head_dim, cfg.kv_heads * cfg.head_dim
+        qkv = {"q_proj": q, "k_proj": kv, "v_proj": kv}
+        return Layer(
+            attn_norm=self._tensor(prefix + "input_layernorm.weight", hidden),
+            qkv=self._stack(attn, qkv, hidden, bias=cfg.qkv_bias),
+            qk_norm=self._qk_norm(attn) if cfg.qk_norm else None,
+            out=self._stack(attn, {"o_proj": hidden}, q, bias=cfg.out_bias),
+            mlp_norm=self._tensor(prefix + "post_attention_layernorm.weight", hidden),
+            gate_up=self._stack(mlp, {"gate_proj": inner, "up_proj": inner}, hidden, bias=False),
+            down=self._stack(mlp, {"down_proj": hidden}, inner, bias=False),
+        )
+
+    def _qk_norm(self, prefix: str) -> Tensor:
+        cfg = self.config
+        q = self._tensor(prefix + "q_norm.weight", cfg.head_dim).expand(cfg.q_heads, -1)
+        k = self._tensor(prefix + "k_norm.weight", cfg.head_dim).expand(cfg.kv_heads, -1)
+        return torch.cat((q, k))

@@ -1,0 +1,99 @@
+"""Rotary position embedding (Su et al., RoFormer, 2021) and the ways to stretch it.
+
+The rotation pairs dimension i with i + D/2, as Hugging Face checkpoints expect. Angles are
+computed in float32 from the positions, once a step for all layers: no table to grow, and a
+position's angles are the same whatever runs beside it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from engine.model.architecture import DecoderConfig, RopeConfig
+
+
+class Rope:
+    """One model's rotation: a frequency for each pair of dimensions, and a factor on cos and sin.
+
+    `dynamic` (NTK-aware) rescales the base with a sequence's length as it grows, in other engines.
+    Here a key keeps the rotation that it was born with, so there is one base for all: the one for
+    sequences of `max_positions`. With `max_positions` at the original maximum, as checkpoints have
+    it, that is the unscaled base, and no longer sequence is admitted; who raises it gets the base
+    that transformers would use at exactly that length.
+    """
+
+    def __init__(self, config: DecoderConfig, device: torch.device | str) -> None:
+        self.scale = _attention_factor(config.rope)
+        self._frequencies = _frequencies(config).to(device)  # [D / 2]
+
+    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin at `positions` [T], each [T, 1, D / 2] float32."""
+        angle = (positions.float()[:, None] * self._frequencies)[:, None]
+        return angle.cos() * self.scale, angle.sin() * self.scale
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [T, heads, D] turned by the angles of its T positions; rounded once, to x's dtype."""
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
+
+
+def _frequencies(config: DecoderConfig) -> Tensor:
+    """Radians a position, [D / 2] float32."""
+    rope, dim = config.rope, config.head_dim
+    original = rope.original_max_positions or config.max_positions
+    exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
+    base = rope.theta
+    if rope.kind == "dynamic":
+        stretch = rope.factor * config.max_positions / original - (rope.factor - 1)
+        base *= stretch ** (dim / (dim - 2))
+    plain = 1.0 / base**exponents
+    if rope.kind == "linear":
+        return plain / rope.factor
+    if rope.kind == "llama3":
+        return _llama3(plain, rope, original)
+    if rope.kind == "yarn":
+        return _yarn(plain, rope, original)
+    return plain
+
+
+def _llama3(plain: Tensor, rope: RopeConfig, original: int) -> Tensor:
+    """Llama 3.1: slow pairs are slowed by the factor, fast ones aren't, a ramp between."""
+    turns = original * plain / (2 * math.pi)  # that a pair makes over the original context
+    ramp = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    return torch.lerp(plain / rope.factor, plain, ramp.clamp(0, 1))
+
+
+def _yarn(plain: Tensor, rope: RopeConfig, original: int) -> Tensor:
+    """YaRN (Peng et al., 2023): as llama3, with the ramp over the pairs' indices."""
+    pairs = plain.shape[0]
+
+    def index(turns: float) -> float:
+        """The pair, as a real number, that makes so many turns over the original context."""
+        return pairs * math.log(original / (turns * 2 * math.pi)) / math.log(rope.theta)
+
+    low, high = index(rope.beta_fast), index(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * pairs - 1)
+    width = high - low or 0.001  # no division by zero
+    ramp = ((torch.arange(pairs, dtype=torch.float32) - low) / width).clamp(0, 1)
+    return torch.lerp(plain, plain / rope.factor, ramp)
+
+
+def _attention_factor(rope: RopeConfig) -> float:
+    """What YaRN multiplies cos and sin with: it sharpens attention over a longer context."""
+    if rope.kind != "yarn":
+        return 1.0
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+
+    def temperature(mscale: float) -> float:
+        return 0.1 * mscale * math.log(rope.factor) + 1.0 if rope.factor > 1 else 1.0
+
+    if rope.mscale and rope.mscale_all_dim:
+        return temperature(rope.mscale) / temperature(rope.mscale_all_dim)
+    return temperature(1.0)
