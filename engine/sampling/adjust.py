@@ -6,10 +6,12 @@ of the sequence's token list a step (about 30 ns a token).
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.request import Mask, SamplingParams, Sequence
@@ -50,9 +52,12 @@ def _penalises_output(params: SamplingParams) -> bool:
     return params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
 
 
-def _ids(tokens: Seq[int], like: Tensor) -> Tensor:
-    array = np.fromiter(tokens, dtype=np.int64, count=len(tokens))
-    return torch.from_numpy(array).to(like.device)
+def _array(tokens: Collection[int]) -> NDArray[np.int64]:
+    return np.fromiter(tokens, dtype=np.int64, count=len(tokens))
+
+
+def _ids(tokens: Collection[int], row: Tensor) -> Tensor:
+    return torch.from_numpy(_array(tokens)).to(row.device)
 
 
 def _apply_mask(row: Tensor, mask: Mask) -> None:
@@ -64,7 +69,7 @@ def _apply_mask(row: Tensor, mask: Mask) -> None:
         row[allowed] = kept
     if mask.bias:
         weights = torch.tensor(list(mask.bias.values()), dtype=row.dtype, device=row.device)
-        row[_ids(list(mask.bias), row)] += weights
+        row[_ids(mask.bias, row)] += weights
     if mask.ban:
         row[_ids(mask.ban, row)] = -torch.inf
 
@@ -76,5 +81,6 @@ def _penalise(row: Tensor, seq: Sequence, repetition: float) -> None:
         values = row[seen]
         row[seen] = torch.where(values > 0, values / repetition, values * repetition)
     if _penalises_output(seq.params) and seq.output_len > 0:
-        seen, counts = _ids(seq.tokens[seq.prompt_len :], row).unique(return_counts=True)
-        row[seen] -= seq.params.presence_penalty + seq.params.frequency_penalty * counts
+        found, times = np.unique(_array(seq.tokens[seq.prompt_len :]), return_counts=True)
+        cost = seq.params.presence_penalty + seq.params.frequency_penalty * times
+        row[torch.from_numpy(found).to(row.device)] -= torch.from_numpy(cost).to(row)

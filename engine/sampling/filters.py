@@ -30,7 +30,7 @@ class Filters(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    count: Tensor  # [R] length of the prefix that is kept
+    length: Tensor  # [R] of the prefix that is kept
     sure: Tensor  # [R] bool: a larger pool would say the same
 
 
@@ -42,7 +42,7 @@ def draw_filtered(
     pool = ranked(probs, pools[0] if pools else vocab)
     cumulated = pool.values.double().cumsum(-1)  # [R, C]
     kept = _keep(pool, cumulated, filters, vocab)
-    total = cumulated.gather(1, kept.count[:, None] - 1).squeeze(1)
+    total = cumulated.gather(1, kept.length[:, None] - 1).squeeze(1)
     index = invert(cumulated, total, uniform * total)
     ids = pool.ids.gather(1, index[:, None]).squeeze(1)
     if pool.ids.shape[1] < vocab and not bool(kept.sure.all()):
@@ -59,9 +59,9 @@ def _keep(pool: Ranked, cumulated: Tensor, filters: Filters, vocab: int) -> _Kep
     free = (filters.top_k >= vocab) & (filters.min_p <= 0.0)
     mass = torch.where(free, 1.0, cumulated.gather(1, bounded[:, None] - 1).squeeze(1))
     nucleus = ((cumulated - probs) < (filters.top_p * mass)[:, None]).sum(-1)
-    count = torch.minimum(bounded, nucleus).clamp_(min=1)
-    decisive = torch.where(free, count, bounded)
+    length = torch.minimum(bounded, nucleus).clamp_(min=1)
+    decisive = torch.where(free, length, bounded)
     last = probs.gather(1, decisive[:, None] - 1).squeeze(1)
     # what isn't in the pool is at most as likely as the pool's last
     sure = (last > probs[:, -1]) | (probs[:, -1] <= 0.0)
-    return _Kept(count, sure)
+    return _Kept(length, sure)

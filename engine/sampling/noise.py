@@ -35,4 +35,4 @@ def uniforms(keys: Iterable[tuple[int, int, int]]) -> NDArray[np.float64]:
     words = np.array([[part & _WORD for part in key] for key in keys], dtype=np.uint64)  # [R, 3]
     seed, lineage, position = words.reshape(-1, 3).T
     mixed = _mix(_mix(_mix(seed) ^ lineage) ^ position)
-    return (mixed >> np.uint64(11)) * 2.0**-53
+    return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53

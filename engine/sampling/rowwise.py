@@ -26,7 +26,7 @@ class Ranked(NamedTuple):
 def _blocks(rows: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
     """Each block of each row reduced; the last block may be short."""
     whole = rows.shape[1] // _BLOCK * _BLOCK
-    parts = [reduce(rows[:, :whole].unflatten(1, (-1, _BLOCK)), -1)] if whole else []
+    parts = [reduce(rows[:, :whole].view(len(rows), -1, _BLOCK), -1)] if whole else []
     if whole < rows.shape[1]:
         parts.append(reduce(rows[:, whole:], -1, keepdim=True))
     return torch.cat(parts, 1)  # [R, V / block, rounded up]
