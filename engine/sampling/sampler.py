@@ -71,6 +71,19 @@ class Sampler:
         self.vocab_size = vocab_size
         self.defaults = defaults
 
+    def check(self, params: SamplingParams) -> None:
+        """ValueError if the request names a token that the model doesn't have."""
+        for name, ids in (
+            ("allowed_token_ids", params.allowed_token_ids or ()),
+            ("logit_bias", params.logit_bias or ()),
+        ):
+            for token in ids:
+                if not 0 <= token < self.vocab_size:
+                    raise ValueError(
+                        f"{name} names token {token}, but the model's tokens are "
+                        f"0 to {self.vocab_size - 1}"
+                    )
+
     def sample(self, logits: Tensor, rows: Seq[Row], needs: Needs) -> list[RowOutput]:
         """One output for each row of float32 logits [R, V], which belong to `rows` in order.
 
@@ -79,6 +92,7 @@ class Sampler:
         """
         if not rows:
             return []
+        assert logits.shape == (len(rows), self.vocab_size)
         seqs = [row.seq for row in rows]
         settings = [self.defaults.fill(seq.params) for seq in seqs]
         final = adjusted(logits, seqs, [s.repetition_penalty for s in settings])
@@ -125,7 +139,7 @@ def _draw(probs: Tensor, settings: Seq[SamplingDefaults], uniform: Tensor) -> Te
     return draw_filtered(
         probs,
         Filters(
-            torch.tensor([s.top_k or vocab for s in settings], device=device),
+            torch.tensor([min(s.top_k or vocab, vocab) for s in settings], device=device),
             torch.tensor([s.top_p for s in settings], dtype=torch.float64, device=device),
             torch.tensor([s.min_p for s in settings], dtype=torch.float64, device=device),
         ),
