@@ -233,7 +233,11 @@ class Batch(NamedTuple):
 
 
 class RowOutput(NamedTuple):
-    """What a row gave, on the host. `token` None: the row didn't reach the sequence's end."""
+    """What a row gave, on the host.
+
+    `token` None: the row didn't reach the sequence's end, or, with an `error`, nothing could be
+    sampled and this sequence alone ends.
+    """
 
     token: int | None = None
     logprob: TokenLogprob | None = None  # where seq.params.logprobs asks
@@ -242,6 +246,7 @@ class RowOutput(NamedTuple):
     given: tuple[
         TokenLogprob, ...
     ] = ()  # of tokens[start + 1 : start + count + 1], as far as known
+    error: str | None = None
 
 
 class StepOutput(NamedTuple):
