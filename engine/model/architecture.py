@@ -46,3 +46,13 @@ class DecoderConfig:
     out_bias: bool = False
     qk_norm: bool = False
     tied_embeddings: bool = False
+
+
+def reach(rope: RopeConfig, max_positions: int) -> int:
+    """The positions that a model can use, where its file counts those before stretching."""
+    match rope.kind:
+        case "dynamic" | "yarn":
+            assert rope.original_max_positions is not None
+            return max(max_positions, int(rope.factor * rope.original_max_positions))
+        case _:
+            return max_positions
