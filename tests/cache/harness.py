@@ -1,6 +1,7 @@
 """A cache driven without a model: cells and queries are functions of the token and its position."""
 
 from collections.abc import Sequence as Seq
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -70,13 +71,15 @@ def make_seq(
     )
 
 
+@cache
+def _row(token: int, pos: int, layer: int, shape: KVShape) -> Tensor:
+    noise = torch.Generator().manual_seed(1_000_000 * layer + 1000 * token + pos)
+    return torch.randn(shape.q_heads + 2 * shape.kv_heads, shape.head_dim, generator=noise)
+
+
 def qkv(seq: Sequence, start: int, count: int, layer: int, shape: KVShape = SHAPE) -> list[Tensor]:
     """q, k, v of some tokens: the same token at the same position has the same ones."""
-    heads = shape.q_heads + 2 * shape.kv_heads
-    rows = []
-    for pos in range(start, start + count):
-        noise = torch.Generator().manual_seed(1000 * seq.tokens[pos] + 10 * pos + layer)
-        rows.append(torch.randn(heads, shape.head_dim, generator=noise))
+    rows = [_row(seq.tokens[pos], pos, layer, shape) for pos in range(start, start + count)]
     split = [shape.q_heads, shape.kv_heads, shape.kv_heads]
     return list(torch.split(torch.stack(rows), split, dim=1))
 
