@@ -8,7 +8,6 @@ keeps no state: what belongs to a sequence is in the view.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,8 +16,8 @@ from torch import Tensor
 
 from engine.cache.view import Compaction, KVShape, LayerView
 
-Rng = Callable[[int], Tensor]
-"""Uniform noise for slot s of the view: keyed by (seed, lineage, layer, head, compaction)."""
+MIN_BUDGET = 4
+"""Fewer cells a head make no cache."""
 
 
 class Allocation(ABC):
@@ -77,19 +76,83 @@ class KVPolicy(ABC):
     def compact(self, view: LayerView, utility: Tensor, budget: Tensor) -> Compaction:
         """Which cells stay; `budget` [S, H] cells a head."""
 
+    def refuses(self, budget: int) -> str | None:
+        """Why the policy can't keep to a budget; None if it can."""
+        return None
+
 
 class ScorePolicy(KVPolicy):
-    """The common case: protect sinks and recent cells, keep the best-scored of the rest."""
+    """The common case: protect sinks and recent cells, keep the best-scored of the rest.
 
-    sinks: int
-    recent: int
+    Sinks are the tokens at positions below `sinks`, recent are a head's last `recent` cells. A size
+    left None is the method's own (`usual_*`) for a large budget, and shrinks with a small one, to
+    an eighth for sinks and a half for recent. Sizes given are kept to, and refused if they don't
+    fit; only a head whose own share of the budget is smaller still gives way, recent cells first.
+    """
+
+    sinks: int | None = None
+    recent: int | None = None
+    usual_sinks: int = 4
+
+    @property
+    def usual_recent(self) -> int:
+        return 0
 
     @abstractmethod
     def score(self, view: LayerView, budget: int) -> Tensor:
-        """[S, H, N] float32, higher stays."""
+        """[S, H, N] float32, finite, higher stays."""
 
-    # The implementation (protect by +inf, pad by -inf, stable top-k) lives here: see the class body
-    # in cache/policy.py when built.
+    def utility(self, view: LayerView, budget: int) -> Tensor:
+        return self.score(view, budget)
+
+    def compact(self, view: LayerView, utility: Tensor, budget: Tensor) -> Compaction:
+        sinks, recent = self._protected(budget)
+        last = view.valid.sum(-1) - recent  # [S, H] index of the first recent cell
+        index = torch.arange(view.valid.shape[-1], device=utility.device)
+        utility = utility.masked_fill(index >= last[..., None], torch.inf)
+        utility = utility.masked_fill(view.pos < sinks[..., None], torch.inf)
+        return Compaction(keep_best(utility, view.valid, budget))
+
+    def _protected(self, budget: Tensor) -> tuple[Tensor, Tensor]:
+        """Sinks and recent cells of heads with such budgets, each of budget's shape."""
+        if self.sinks is None:
+            sinks = (budget // 8).clamp(max=self.usual_sinks)
+        else:
+            sinks = budget.clamp(max=self.sinks)
+        if self.recent is None:
+            return sinks, (budget // 2).clamp(max=self.usual_recent)
+        return sinks, (budget - sinks).clamp(max=self.recent)
+
+    def refuses(self, budget: int) -> str | None:
+        for name in ("sinks", "recent"):
+            size = getattr(self, name)
+            if size is not None and size < 0:
+                return f"{name} must be at least 0, not {size}"
+        sinks = min(self.usual_sinks, budget // 8) if self.sinks is None else self.sinks
+        recent = min(self.usual_recent, budget // 2) if self.recent is None else self.recent
+        if sinks + recent >= budget:
+            return (
+                f"{sinks} sinks and {recent} recent cells leave nothing of a budget of {budget}"
+                " to choose; make them smaller or leave them to their defaults, which shrink"
+            )
+        return None
+
+
+def keep_best(utility: Tensor, valid: Tensor, budget: Tensor) -> Tensor:
+    """Indices of each head's `budget` [S, H] best valid cells, ascending, -1 at the end.
+
+    Of equal cells the later stays: it's the more recent one. [S, H, N] -> [S, H, M]
+    """
+    cells = valid.shape[-1]
+    utility = utility.masked_fill(~valid, -torch.inf)
+    best = utility.flip(-1).sort(dim=-1, descending=True, stable=True).indices  # of the flipped
+    rank = torch.empty_like(best)
+    rank.scatter_(-1, best, torch.arange(cells, device=best.device).expand_as(best))
+    stays = valid & (rank.flip(-1) < budget[..., None])
+    width = int(stays.sum(-1).max())
+    index = torch.arange(cells, device=best.device).expand_as(best)
+    kept = index.masked_fill(~stays, cells).sort(dim=-1).values[..., :width]
+    return kept.masked_fill(kept == cells, -1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +160,8 @@ class KVSpec:
     """How a model's cache stores and bounds its cells.
 
     `policy` None is the full cache. `budget_tokens` cells a head stay after a compaction, on
-    average, everything counted; `window` more may be appended before the next one.
+    average, everything counted; `window` more may be appended before the next one. `format` "auto"
+    stores cells in the model's dtype.
     """
 
     format: Literal["auto", "fp32", "bf16"] = "auto"
@@ -105,3 +169,30 @@ class KVSpec:
     allocation: Allocation = Uniform()
     budget_tokens: int | None = None
     window: int = 128
+
+    def __post_init__(self) -> None:
+        if self.format not in ("auto", "fp32", "bf16"):
+            raise ValueError(f"format must be auto, fp32 or bf16, not {self.format!r}")
+        if self.policy is None:
+            if self.budget_tokens is not None:
+                raise ValueError(
+                    f"budget_tokens={self.budget_tokens} needs a policy that keeps to it; "
+                    "give one, or leave budget_tokens out for the full cache"
+                )
+            return
+        if self.budget_tokens is None or self.budget_tokens < MIN_BUDGET:
+            raise ValueError(
+                f"budget_tokens must be at least {MIN_BUDGET} with a policy,"
+                f" not {self.budget_tokens}"
+            )
+        if self.window < 1:
+            raise ValueError(f"window must be at least 1, not {self.window}")
+        reason = self.policy.refuses(self.budget_tokens)
+        if reason is not None:
+            raise ValueError(f"policy {self.policy}: {reason}")
+
+    @property
+    def budget(self) -> int:
+        """`budget_tokens` of a spec with a policy."""
+        assert self.budget_tokens is not None
+        return self.budget_tokens

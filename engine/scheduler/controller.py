@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
-from engine.request import Finish, LogitsRule, Origin, Role, SamplingParams, Sequence
+from engine.request import Admission, Finish, LogitsRule, Origin, Role, SamplingParams, Sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,13 +124,6 @@ class Controller(ABC):
         """Fresh state for one sequence."""
 
 
-class Admission(NamedTuple):
-    """A granted slot, and how many tokens a prefix hit already covers."""
-
-    slot: int
-    computed: int
-
-
 class Capacity(Protocol):
     """All that the scheduler knows of a cache."""
 
@@ -143,8 +136,12 @@ class Capacity(Protocol):
     def reserve(self, seq: Sequence, slot: int, tokens: int) -> int:
         """How many of the next tokens may run now: pages, and never across the next compaction."""
 
-    def fork(self, slot: int, child: Sequence) -> int | None:
-        """A slot for the child that shares every page; None if its peak finds no room."""
+    def fork(self, slot: int, child: Sequence, spare: int = 0) -> int | None:
+        """A slot for the child that shares every page; None if its peak finds no room.
+
+        A branch (`child.parent` is set) takes one of the rooms that its parent was admitted with,
+        if one is left; a later choice of n > 1 brings its own, with `spare` for its children.
+        """
 
     def truncate(self, slot: int, pos: int) -> int:
         """Drop cells from `pos` on; the new `computed` (0 if a compaction is in the way)."""

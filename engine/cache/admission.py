@@ -1,0 +1,115 @@
+"""Who may take how many pages: promises made at admission, and what they leave for others.
+
+A bounded slot (one with a policy) is promised its peak, so it's never preempted for want of pages;
+a page that several slots share counts for each, because a compaction may un-share it. A growing
+slot (the full cache) is promised its tokens so far and a page a head more; beyond that it takes
+what is there. `spare` rooms wait for children: a borrowed one goes back when the child goes, and if
+the lender goes first, its child inherits what it had.
+"""
+
+from __future__ import annotations
+
+from engine.cache.pages import PAGE, PagePool
+from engine.cache.policy import KVSpec
+from engine.cache.tables import Tables
+from engine.cache.view import KVShape
+from engine.request import Sequence
+
+
+class Ledger:
+    """Promises, in pages, of every slot."""
+
+    def __init__(self, shape: KVShape, spec: KVSpec, pool: PagePool, tables: Tables) -> None:
+        slots = len(tables.computed)
+        self.growing = spec.policy is None
+        self._spec = spec
+        self._heads = shape.layers * shape.kv_heads
+        self._pool = pool
+        self._tables = tables
+        self.live: set[int] = set()
+        self.promised = [0] * slots
+        self.spare = [0] * slots
+        self._unit = [0] * slots  # what a spare room is
+        self._lender = [-1] * slots
+
+    def least(self, prompt: int) -> int:
+        """Pages without which a prompt and one token can't run."""
+        return self._heads * -(-self._peak(prompt, prompt + 1) // PAGE)
+
+    def _peak(self, prompt: int, total: int) -> int:
+        spec = self._spec
+        if spec.policy is None:
+            return total
+        return spec.policy.peak(prompt, total, spec.budget, spec.window)
+
+    def promise(self, seq: Sequence, max_len: int) -> int:
+        """Pages to promise at admission. A sequence too large for the pool is promised all of it
+        and ends when that is full."""
+        total = len(seq.tokens) + 1
+        if not self.growing:
+            new = max_len if seq.params.max_tokens is None else seq.params.max_tokens
+            total = min(max_len, max(total, seq.prompt_len + new))
+        # One page a head more: a bounded slot's heads are ragged, a growing one runs a little.
+        pages = -(-self._peak(seq.prompt_len, total) // PAGE) + 1
+        return min(self._heads * pages, self._pool.pages)
+
+    def available(self) -> int:
+        """Pages that nobody was promised."""
+        held, promised = self._tables.held_pages, self.promised
+        spare = sum(self.spare[s] * self._unit[s] for s in self.live)
+        if self.growing:
+            owed = sum(max(promised[s] - held[s], 0) for s in self.live)
+            return self._pool.free + self._pool.idle - owed - spare
+        return self._pool.pages - sum(max(promised[s], held[s]) for s in self.live) - spare
+
+    def room(self, slot: int) -> int:
+        """Pages that the slot may take now."""
+        return max(self.available(), 0) + max(
+            self.promised[slot] - self._tables.held_pages[slot], 0
+        )
+
+    def admit(self, slot: int, promise: int, spare: int, shared: int) -> bool:
+        """Promise, if there's room. A growing slot gets `shared` pages that others use anyway."""
+        unit = self._heads if self.growing else promise
+        spare = min(spare, (self._pool.pages - promise) // unit)
+        cost = promise + spare * unit - (shared if self.growing else 0)
+        if cost > self.available():
+            return False
+        self._enter(slot, promise, spare, unit)
+        return True
+
+    def fork(self, slot: int, child: int, branch: bool, spare: int) -> bool:
+        """Promise a child of `slot` its room: a branch takes a spare one if there is one."""
+        held, unit = self._tables.held_pages[slot], self._unit[slot]
+        promise = held + unit if self.growing else unit
+        borrowed = branch and self.spare[slot] > 0
+        cost = spare * unit + (unit if self.growing else max(unit, held))
+        if cost - (unit if borrowed else 0) > self.available():
+            return False
+        self._enter(child, promise, spare, unit)
+        if borrowed:
+            self.spare[slot] -= 1
+            self._lender[child] = slot
+        return True
+
+    def _enter(self, slot: int, promise: int, spare: int, unit: int) -> None:
+        self.live.add(slot)
+        self.promised[slot], self.spare[slot], self._unit[slot] = promise, spare, unit
+        self._lender[slot] = -1
+
+    def release(self, slot: int) -> None:
+        """The slot's promise ends."""
+        self.live.remove(slot)
+        if self._lender[slot] in self.live:
+            self.spare[self._lender[slot]] += 1
+        heirs = [s for s in self.live if self._lender[s] == slot]
+        for other in heirs[1:]:
+            self._lender[other] = heirs[0]
+        if heirs:  # the lender's own room becomes a spare one, its child a sequence of its own
+            self._lender[heirs[0]] = -1
+            self.spare[heirs[0]] += self.spare[slot] + 1
+
+    def check(self) -> None:
+        if not self.growing:
+            assert self.available() >= 0, "more promised than there is"
+        assert all(self.spare[s] >= 0 for s in self.live)

@@ -1,0 +1,72 @@
+"""How cells are stored: plain rows of the model's dtype, or another float's, in one pool.
+
+K and V are [pages, 16, D], the tokens' positions [pages, 16]; every head of every layer draws its
+pages from the same pool. Cells are addressed flat: page * 16 + offset.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.cache.pages import PAGE
+
+FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""Cell formats by name; "auto" is the model's own dtype."""
+
+
+def cell_dtype(name: str, model: torch.dtype) -> torch.dtype:
+    """The dtype of a format's cells."""
+    return FORMATS.get(name, model)
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros whose memory isn't committed until it's written (numpy's calloc, on the CPU)."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    words = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}[dtype.itemsize]
+    return torch.from_numpy(np.zeros(shape, dtype=words)).view(dtype)
+
+
+class Cells(NamedTuple):
+    """Some cells, gathered: leading dimensions as asked for."""
+
+    k: Tensor  # [..., D]
+    v: Tensor  # [..., D]
+    pos: Tensor  # [...] int32
+
+
+class CellStore:
+    """The pools. Indices are flat cells, int64 tensors on the pools' device."""
+
+    def __init__(self, pages: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.k = zeros((pages, PAGE, head_dim), dtype, device)
+        self.v = zeros((pages, PAGE, head_dim), dtype, device)
+        self.pos = zeros((pages, PAGE), torch.int32, device)
+        self._k = self.k.view(-1, head_dim)
+        self._v = self.v.view(-1, head_dim)
+        self._pos = self.pos.view(-1)
+
+    @staticmethod
+    def page_bytes(head_dim: int, dtype: torch.dtype) -> int:
+        """K, V and positions of one page."""
+        return PAGE * (2 * head_dim * dtype.itemsize + 4)
+
+    def write(self, cells: Tensor, k: Tensor, v: Tensor) -> None:
+        """k, v [N, D] into cells [N], all different."""
+        self._k.index_copy_(0, cells, k.to(self.k.dtype))
+        self._v.index_copy_(0, cells, v.to(self.v.dtype))
+
+    def write_pos(self, cells: Tensor, pos: Tensor) -> None:
+        self._pos.index_copy_(0, cells, pos)
+
+    def read(self, cells: Tensor) -> Cells:
+        return Cells(self._k[cells], self._v[cells], self._pos[cells])
+
+    def copy(self, src: Tensor, dst: Tensor) -> None:
+        """Whole pages, [n] int64 ids each."""
+        for pool in (self.k, self.v, self.pos):
+            pool[dst] = pool[src]

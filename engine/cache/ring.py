@@ -1,0 +1,78 @@
+"""The last queries of each slot, for policies that score cells by attention.
+
+Only those that the next compaction will read are written: of its last W positions. A position's
+row is position % W.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.cache.format import zeros
+from engine.cache.view import KVShape
+
+Positions = NDArray[np.int64]
+
+
+class Remembered(NamedTuple):
+    """Which tokens of a step are remembered, and where."""
+
+    tokens: Tensor  # [K] rows of the step's q
+    rows: Tensor  # [K] of a layer's ring, flat
+    slots: Positions  # [K]
+    pos: Positions  # [K]
+
+
+class QueryRing:
+    """Queries [layers, slots, W, Hq, D] after their rotation, and their positions, -1: none."""
+
+    def __init__(
+        self, shape: KVShape, window: int, slots: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        size = (shape.layers, slots, window, shape.q_heads, shape.head_dim)
+        self.window = window
+        self._data = zeros(size, dtype, device)
+        self._pos: Positions = np.full((slots, window), -1, dtype=np.int64)
+
+    @staticmethod
+    def slot_bytes(shape: KVShape, window: int, dtype: torch.dtype) -> int:
+        return shape.layers * window * (shape.q_heads * shape.head_dim * dtype.itemsize + 8)
+
+    def select(self, slots: Positions, pos: Positions, points: Positions) -> Remembered | None:
+        """Which of a step's tokens [T] the compactions at `points` will read."""
+        tokens = np.flatnonzero(pos >= points - self.window)
+        if not tokens.size:
+            return None
+        slots, pos, device = slots[tokens], pos[tokens], self._data.device
+        # Of a row longer than W only the last W are selected, so the rows are distinct.
+        rows = torch.from_numpy(slots * self.window + pos % self.window).to(device)
+        return Remembered(torch.from_numpy(tokens).to(device), rows, slots, pos)
+
+    def write(self, layer: int, remembered: Remembered, q: Tensor) -> None:
+        """Copy the remembered of q [T, Hq, D]."""
+        flat = self._data[layer].flatten(0, 1)
+        flat.index_copy_(0, remembered.rows, q[remembered.tokens].to(flat.dtype))
+
+    def commit(self, remembered: Remembered) -> None:
+        """Every layer has written them."""
+        self._pos[remembered.slots, remembered.pos % self.window] = remembered.pos
+
+    def forget(self, slot: int, pos: int) -> None:
+        """Queries of positions from `pos` on are gone."""
+        self._pos[slot][self._pos[slot] >= pos] = -1
+
+    def copy(self, slot: int, child: int) -> None:
+        self._pos[child] = self._pos[slot]
+        if (self._pos[slot] >= 0).any():
+            self._data[:, child] = self._data[:, slot]
+
+    def read(self, layer: int, slot: int) -> tuple[Tensor, Tensor]:
+        """Queries [1, W, Hq, D] and positions [1, W], ascending, absent ones first."""
+        order = np.argsort(self._pos[slot], kind="stable")
+        pos = torch.from_numpy(self._pos[slot][order]).to(self._data.device)
+        return self._data[layer, slot][torch.from_numpy(order)][None], pos[None]

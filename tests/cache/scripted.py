@@ -1,0 +1,108 @@
+"""Cells that say what they are, a policy whose choices a list can repeat, and ragged budgets."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.cache.paged import PagedCache
+from engine.cache.policy import Allocation, KVPolicy, keep_best
+from engine.cache.view import Compaction, KVShape, LayerView
+
+
+def score(pos: int, layer: int, head: int) -> int:
+    return (pos * 7 + layer * 3 + head * 5) % 11
+
+
+@dataclass(frozen=True)
+class Scripted(KVPolicy):
+    """Keeps the best by `score` of all cells but the first `skip` and the last `tail`."""
+
+    skip: int = 0
+    tail: int = 0
+    streams_prompt: bool = False
+
+    queries = 3
+
+    def span(self, cells: int, budget: int, window: int) -> tuple[int, int]:
+        return min(self.skip, cells), max(self.skip, cells - self.tail)
+
+    def utility(self, view: LayerView, budget: int) -> Tensor:
+        self._check_queries(view)
+        heads = torch.arange(view.pos.shape[1])[:, None]
+        return ((view.pos * 7 + view.layer * 3 + heads * 5) % 11).float()
+
+    def compact(self, view: LayerView, utility: Tensor, budget: Tensor) -> Compaction:
+        rest = (budget - self.skip - self.tail).clamp(min=0)
+        return Compaction(keep_best(utility, view.valid, rest))
+
+    def _check_queries(self, view: LayerView) -> None:
+        """The ring holds exactly the last positions' queries (they say their own position)."""
+        assert view.queries is not None
+        assert view.query_pos is not None
+        pos = view.query_pos[0]
+        last = int(pos[-1])
+        assert pos.tolist() == [max(p, -1) for p in range(last - self.queries + 1, last + 1)]
+        if not self.tail:
+            assert last == int(view.pos.max())
+        there = pos >= 0
+        assert (view.queries[0, there][:, :, 1] == pos[there, None]).all()
+        assert (view.queries[0, there][:, :, 2] == view.layer).all()
+
+
+@dataclass(frozen=True)
+class Ragged(Allocation):
+    """The first half of the layers, and the first half of each one's heads, hold more."""
+
+    by: int = 4
+
+    def _spread(self, total: int, count: int) -> list[int]:
+        assert count % 2 == 0
+        return [total + self.by] * (count // 2) + [total - self.by] * (count // 2)
+
+    def layer_budgets(self, shape: KVShape, budget: int) -> list[int]:
+        return self._spread(budget, shape.layers)
+
+    def head_budgets(self, utility: Tensor, valid: Tensor, total: int) -> Tensor:
+        return torch.tensor([self._spread(total, utility.shape[1])] * utility.shape[0])
+
+
+def label(heads: int, tokens: Tensor, pos: Tensor, layer: int, dim: int) -> Tensor:
+    """Rows [T, heads, dim] that spell (token, position, layer, head)."""
+    rows = torch.zeros(len(tokens), heads, dim)
+    rows[:, :, 0] = tokens[:, None].float()
+    rows[:, :, 1] = pos[:, None].float()
+    rows[:, :, 2] = layer
+    rows[:, :, 3] = torch.arange(heads)
+    return rows
+
+
+def run_labelled(cache: PagedCache, rows: list[tuple[list[int], int, int, int]]) -> None:
+    """A step of rows (tokens, slot, start, count) whose cells are labels."""
+    shape = cache.shape
+    kv = cache.plan([(slot, start, count) for _, slot, start, count in rows])
+    tokens = torch.tensor([t for ts, _, s, n in rows for t in ts[s : s + n]])
+    pos = torch.tensor([p for _, _, s, n in rows for p in range(s, s + n)])
+    for layer in range(shape.layers):
+        q = label(shape.q_heads, tokens, pos, layer, shape.head_dim)
+        k = label(shape.kv_heads, tokens, pos, layer, shape.head_dim)
+        kv.attend(layer, q, k, -k)
+    kv.finish()
+
+
+def read_labels(cache: PagedCache, slot: int) -> list[list[list[tuple[int, int]]]]:
+    """[layer][head] the (token, position) of each cell in order, checked against k, v and pos."""
+    found = []
+    for layer in range(cache.shape.layers):
+        heads = []
+        for head, pos in enumerate(cache.positions(slot, layer)):
+            table = torch.from_numpy(cache._tables.table[slot, layer, head]).long()
+            k = cache._store.k[table].flatten(0, 1)[: len(pos)]
+            v = cache._store.v[table].flatten(0, 1)[: len(pos)]
+            assert torch.equal(k, -v)
+            assert (k[:, 2] == layer).all()
+            assert (k[:, 3] == head).all()
+            assert k[:, 1].tolist() == pos.tolist()
+            heads.append([(int(t), int(p)) for t, p in k[:, :2].tolist()])
+        found.append(heads)
+    return found
