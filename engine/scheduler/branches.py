@@ -1,0 +1,115 @@
+"""Children of a sequence: how they are made, get their slots, and give them up.
+
+A parent rests while a round of children is under way. It catches up in their roles to its last
+token but one (a fork must have something left to run), and each pending child shares its pages from
+there on. A child that lost its slot forks again and catches up its own tokens, so what children
+answer doesn't depend on how many fit at once.
+"""
+
+from __future__ import annotations
+
+from engine.request import Role, Sequence, TokenLogprob
+from engine.scheduler.controller import Branch
+from engine.scheduler.slots import Slots
+from engine.scheduler.stop import StopRules, StopWatch
+from engine.scheduler.track import Ear, Track, lineage_of
+
+
+def spawn(parent: Track, asker: Ear, branch: Branch) -> Track:
+    """A pending child: the parent's tokens, then `branch.append`, given text like a prompt.
+
+    It has the stop rules, its own watch (under the asking controller's name and watch_ids) and
+    copies of the parent's rules.
+    """
+    stop = parent.ears[0]
+    assert isinstance(stop.controller, StopRules)
+    assert isinstance(stop.watch, StopWatch)
+    seq = Sequence(
+        id=parent.seq.id,
+        prompt_len=parent.seq.prompt_len,
+        tokens=[*parent.seq.tokens, *branch.append],
+        params=branch.params or parent.seq.params,
+        messages=parent.seq.messages,
+        role=branch.role,
+        seed=parent.seq.seed,
+        lineage=lineage_of(parent.seq.lineage, parent.born),
+        priority=parent.seq.priority,
+        arrival=parent.seq.arrival,
+        index=parent.seq.index,
+        thought_ends=parent.seq.thought_ends.copy(),
+        parent=parent.seq,
+    )
+    parent.born += 1
+    watch = stop.controller.branch(stop.watch, branch.append, branch.max_tokens)
+    ears = [Ear(stop.controller, watch)]
+    if branch.watch is not None:
+        ears.append(asker._replace(watch=branch.watch))
+    base = len(parent.seq.tokens)
+    child = Track(
+        seq,
+        tuple(ears),
+        parent.thoughts.fork(),
+        base,
+        len(seq.tokens),
+        parent=parent,
+        branch=branch,
+    )
+    child.inherited = tuple(rule.fork() for rule in parent.inherited)
+    _read_given(child, branch)
+    return child
+
+
+def _read_given(child: Track, branch: Branch) -> None:
+    seq = child.seq
+    for at, token in enumerate(branch.append, child.base + 1):
+        if child.thoughts.feed(token):
+            seq.thought_ends.append(at)
+    child.thoughts = child.thoughts.fork()  # counts from where it generates
+    child.entropies = [None] * len(branch.append)
+    if seq.params.logprobs is not None:
+        seq.logprobs = [TokenLogprob(token, 0.0) for token in branch.append]
+    if branch.until == "scored":
+        seq.score = []
+
+
+def fork_pending(parent: Track, slots: Slots) -> None:
+    """Slots for the pending children whose role the parent has caught up in, as pages allow."""
+    for child in parent.pending:
+        role = child.seq.role
+        ready = parent.seq.computed.get(role) == len(parent.seq.tokens) - 1
+        if not ready or (parent.crowded and _busy(parent)):
+            continue
+        if not slots.fork(parent.seq, child.seq, (role,)) and not _retry(parent, child, slots):
+            continue
+        if child.scored:
+            child.seq.score = []
+
+
+def _busy(parent: Track) -> bool:
+    return any(c.seq.slots and not c.ended for c in parent.round)
+
+
+def _retry(parent: Track, child: Track, slots: Slots) -> bool:
+    """If no sibling runs, those that have ended make room: they can be adopted without a slot."""
+    parent.crowded = True
+    if _busy(parent):
+        return False
+    for elder in parent.children:
+        if elder.ended:
+            slots.release(elder.seq)
+    return slots.fork(parent.seq, child.seq, (child.seq.role,))
+
+
+def give_way(starved: Track, role: Role, slots: Slots) -> bool:
+    """Free pages of `role` among a child's own siblings: an ended one's, then the youngest's."""
+    parent = starved.parent
+    if parent is None:
+        return False
+    holders = [c for c in parent.children if c is not starved and role in c.seq.slots]
+    younger = parent.round[parent.round.index(starved) + 1 :]
+    victims = [c for c in holders if c.ended] + [c for c in reversed(younger) if c in holders]
+    for victim in victims[:1]:
+        parent.crowded = True
+        for each in victim.family():
+            slots.release(each.seq)
+    return bool(victims)
