@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -109,6 +109,16 @@ def mixed_rows(count: int) -> list[Row]:
     ]
 
 
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """torch splits one long row among threads, where it can."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("vocab", [1024, 50257])
 @pytest.mark.parametrize("needs", [Needs(), Needs(entropy=True, watch_ids=(0, 9))])
 def test_a_row_alone_gives_what_it_gives_in_a_batch(vocab: int, needs: Needs) -> None:
