@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from engine.request import LogitsRule, Mask, Needs, Row, RowOutput, SamplingParams, Sequence
@@ -66,3 +67,7 @@ def sample(
 def tokens(outputs: Seq[RowOutput]) -> list[int]:
     assert all(out.token is not None for out in outputs)
     return [out.token for out in outputs if out.token is not None]
+
+
+def random_logits(rows: int, vocab: int, seed: int = 0, scale: float = 3.0) -> Tensor:
+    return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * scale

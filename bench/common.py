@@ -1,0 +1,170 @@
+"""What every measurement shares: prompts, repeated runs, memory, and where it was measured."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import json
+import os
+import platform
+import random
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+PERCENTILES = (10, 25, 50, 75, 90, 99)
+_PACKAGES = ("taut", "torch", "numpy", "tokenizers", "safetensors", "gguf")
+
+
+class Spread(NamedTuple):
+    """Of a few runs. With so few, the median and the ends say more than a mean."""
+
+    min: float
+    median: float
+    max: float
+
+
+def spread(values: Sequence[float]) -> Spread:
+    return Spread(min(values), statistics.median(values), max(values))
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float]:
+    """Linear between neighbours, keyed as in `vllm bench latency`."""
+    points = torch.tensor(PERCENTILES, dtype=torch.float64) / 100
+    quantiles = torch.tensor(values, dtype=torch.float64).quantile(points)
+    return {str(p): q for p, q in zip(PERCENTILES, quantiles.tolist(), strict=True)}
+
+
+def timed(run: Callable[[], Any]) -> float:
+    """Seconds of wall clock."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def peak_rss_bytes() -> int:
+    """The most memory that this process has held so far; 0 where the system doesn't say."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    peaks = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
+    return int(peaks[0]) * 1024 if peaks else 0
+
+
+def random_prompts(count: int, length: int, vocab_size: int, seed: int) -> list[list[int]]:
+    """Token ids drawn evenly: no two prompts share a prefix that a cache could reuse."""
+    generator = random.Random(seed)
+    return [[generator.randrange(vocab_size) for _ in range(length)] for _ in range(count)]
+
+
+def dataset_questions(path: str) -> list[str]:
+    """The "question" of each line of a JSONL file."""
+    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    questions = [json.loads(line)["question"] for line in lines if line.strip()]
+    if not questions:
+        raise SystemExit(f"{path} has no questions")
+    return questions
+
+
+def environment() -> dict[str, Any]:
+    """Where and on what: belongs into every result."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in _PACKAGES},
+        "cpu": _cpu_model(),
+        "cpus": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "load": os.getloadavg()[0],
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """With a mark if the tree has changes."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if "model name" in line), "")
+
+
+def write_json(path: str | None, result: dict[str, Any]) -> None:
+    if path is not None:
+        Path(path).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--max-num-seqs", type=int)
+    parser.add_argument("--max-batched-tokens", type=int)
+    parser.add_argument("--kv-policy", help="such as 'snapkv(recent=16)'; all is kept without it")
+    parser.add_argument("--kv-budget", type=int, help="cells a head after a compaction")
+    parser.add_argument("--output-json", metavar="FILE")
+
+
+def make_engine(args: argparse.Namespace) -> Any:
+    """The engine that the options describe; what isn't given is the engine's own default."""
+    api: Any = importlib.import_module("engine")
+    spec: dict[str, Any] = {"dtype": args.dtype}
+    if args.kv_policy is not None:
+        kv: Any = importlib.import_module("engine.cache.policy")
+        spec["kv"] = kv.KVSpec(policy=kv_policy(args.kv_policy), budget_tokens=args.kv_budget)
+    limits = {"max_num_seqs": args.max_num_seqs, "max_batched_tokens": args.max_batched_tokens}
+    given = {name: value for name, value in limits.items() if value is not None}
+    return api.Engine(api.EngineConfig(models={"main": api.ModelSpec(args.model, **spec)}, **given))
+
+
+def kv_policy(spelling: str) -> Any:
+    """`snapkv` or `snapkv(recent=16)`: the policy of that file, with its hyperparameters."""
+    call = ast.parse(spelling, mode="eval").body
+    name = call.func if isinstance(call, ast.Call) else call
+    if not isinstance(name, ast.Name):
+        raise SystemExit(f"a policy is spelled name or name(field=value, ...), not {spelling!r}")
+    fields = call.keywords if isinstance(call, ast.Call) else []
+    module = importlib.import_module(f"engine.cache.policies.{name.id}")
+    base: Any = importlib.import_module("engine.cache.policy")
+    (policy,) = (
+        value
+        for value in vars(module).values()
+        if isinstance(value, type)
+        and issubclass(value, base.KVPolicy)
+        and value.__module__ == module.__name__
+    )
+    return policy(**{str(field.arg): ast.literal_eval(field.value) for field in fields})
+
+
+def fixed_length(output_len: int) -> Any:
+    """Greedy, and exactly so many tokens."""
+    api: Any = importlib.import_module("engine")
+    return api.SamplingParams(max_tokens=output_len, temperature=0.0, ignore_eos=True)
