@@ -46,7 +46,7 @@ PROMPTS = (
 
 
 @torch.inference_mode()
-def continue_greedily(model: Any, ids: list[int]) -> dict[str, list[float]]:
+def continue_greedily(model: Any, ids: list[int]) -> dict[str, list[Any]]:
     tokens: list[int] = []
     best: list[float] = []
     lead: list[float] = []
@@ -72,9 +72,10 @@ def main() -> None:
 
     where = {"gguf_file": args.gguf.name}
     tokenizer = transformers.AutoTokenizer.from_pretrained(args.gguf.parent, **where)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
         args.gguf.parent, dtype=torch.float32, **where
-    ).eval()
+    )
+    model.eval()
     cases = []
     for prompt in PROMPTS:
         ids = tokenizer.encode(prompt, add_special_tokens=False)

@@ -69,6 +69,7 @@ def load_model(role: Role, spec: ModelSpec, backends: tuple[str, ...]) -> Loaded
             f"{checkpoint.source}: the tokenizer has {tokenizer.vocab_size} tokens, "
             f"the model only {checkpoint.config.vocab_size}"
         )
+    tokenizer = tokenizer.padded_to(checkpoint.config.vocab_size)
     decoder = Decoder.load(checkpoint, dtype=dtype, device=device, prefer=backends)
     return Loaded(role, spec, checkpoint, tokenizer, decoder, dtype, device)
 

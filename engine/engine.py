@@ -23,7 +23,7 @@ from engine.output import Delta, Output
 from engine.progress import progress_bar
 from engine.request import MAIN, Role, SamplingParams, Sequence
 from engine.scheduler.controllers.thinking_budget import ThinkingBudget
-from engine.scheduler.scheduler import Scheduler, SchedulerStats, Settled, lineage_of
+from engine.scheduler.scheduler import Scheduler, Settled, Stats
 from engine.scheduler.stop import StopRules
 from engine.scheduler.thoughts import Thoughts
 
@@ -35,7 +35,7 @@ Prompt = str | Seq[int] | Messages
 class EngineStats(NamedTuple):
     """Counters since the start, and what is held now."""
 
-    scheduler: SchedulerStats
+    scheduler: Stats
     kv: dict[Role, KVStats]
 
 
@@ -69,16 +69,15 @@ class Engine:
                 markers=self.markers,
             ),
             controllers=(
-                ThinkingBudget(self.markers, self.tokenizer.token_bytes),
+                ThinkingBudget(markers=self.markers, token_bytes=self.tokenizer.token_bytes),
                 *config.controllers,
             ),
-            thoughts=Thoughts(self.tokenizer.token_bytes, self.markers),
+            thoughts=Thoughts(self.tokenizer.token_bytes, markers=self.markers),
             max_num_seqs=config.max_num_seqs,
             max_batched_tokens=config.max_batched_tokens,
         )
         self._requests: dict[str, Request] = {}
         self._ids = itertools.count()
-        self._arrivals = itertools.count()
         self._random = random.Random(config.seed)
         self._kept: list[Delta] = []
 
@@ -207,7 +206,6 @@ class Engine:
         self._check_fits(len(tokens))
         check_ids(params, self._vocab_size)
         seed = self._random.getrandbits(63) if params.seed is None else params.seed
-        arrival = next(self._arrivals)
         choices = [
             Sequence(
                 id,
@@ -216,12 +214,9 @@ class Engine:
                 params,
                 messages=messages,
                 seed=seed,
-                lineage=lineage_of(0, index) if index else 0,
                 priority=priority,
-                arrival=arrival,
-                index=index,
             )
-            for index in range(params.n)
+            for _ in range(params.n)
         ]
         return Request(choices, self.tokenizer, self.markers)
 

@@ -76,7 +76,7 @@ class Executor:
             return {}
         logits = self.decoder.logits(hidden[torch.tensor(spots, device=self._device)])
         which = [i for i, row in enumerate(batch.rows) if row.samples]
-        outs = self.sampler.sample(logits, [batch.rows[i].seq for i in which], batch.needs)
+        outs = self.sampler.sample(logits, [batch.rows[i] for i in which], batch.needs)
         return dict(zip(which, outs, strict=True))
 
     def _score(

@@ -191,6 +191,7 @@ class Sequence:
     logprobs: list[TokenLogprob] = field(default_factory=list)  # of the output, where asked
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of tokens[1:prompt_len]
     parent: Sequence | None = None
+    cached_tokens: int = 0  # of the prompt, found in the main role's prefix cache
     score: list[float] | None = None  # a "scored" branch: the logprobs of its appended tokens
     finish: Finish | None = None
 

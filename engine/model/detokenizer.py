@@ -28,7 +28,11 @@ class Detokenizer:
     def push(self, token_id: int) -> str:
         """The text that this token completed, often none."""
         data = self._token_bytes(token_id)
-        return "" if token_id in self._skipped else self._emit(self._utf8.decode(data))
+        return "" if token_id in self._skipped else self.push_bytes(data)
+
+    def push_bytes(self, data: bytes) -> str:
+        """The same for bytes that are no whole token."""
+        return self._emit(self._utf8.decode(data))
 
     def finish(self) -> str:
         """What is left: incomplete bytes are U+FFFD."""

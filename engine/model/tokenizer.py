@@ -5,7 +5,10 @@ Whole and streaming decoding are one path (`Detokenizer`), so they always agree.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -52,6 +55,19 @@ class Tokenizer:
         self.add_bos = vocabulary.add_bos and vocabulary.bos_id is not None
         self.special_ids = vocabulary.special_ids
         self.chat_template = vocabulary.chat_template
+
+    def padded_to(self, vocab_size: int) -> Tokenizer:
+        """For a model whose embedding has more rows than tokens: the rest stand for nothing."""
+        return Tokenizer(replace(self._vocabulary, size=max(vocab_size, self.vocab_size)))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal for tokenizers that give every id the same bytes and the same role in text."""
+        digest = hashlib.sha256(repr(sorted(self.special_ids)).encode())
+        for token_id in range(self.vocab_size):
+            data = self.token_bytes(token_id)
+            digest.update(len(data).to_bytes(4, "little") + data)
+        return digest.hexdigest()
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """The ids of a prompt, with BOS in front where the model wants it and `add_special`.

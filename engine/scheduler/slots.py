@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from engine.request import Role, Sequence
+from engine.request import MAIN, Role, Sequence
 from engine.scheduler.controller import Capacity
 
 
@@ -36,6 +36,8 @@ class Slots:
         if seq.params.prompt_logprobs is not None:  # what a prefix hit covers has no logprobs
             limit = min(limit, max(0, len(seq.prompt_logprobs)))
         self.trim(seq, role, limit)
+        if role == MAIN and not seq.output_len:
+            seq.cached_tokens = seq.computed[role]
         return True
 
     def hold(self, seq: Sequence, role: Role) -> bool:
