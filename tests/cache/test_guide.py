@@ -1,0 +1,33 @@
+"""The example of docs/adding-a-policy.md works as it stands there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.cache.policy import KVSpec, ScorePolicy
+from engine.cache.view import LayerView
+
+GUIDE = Path(__file__).parents[2] / "docs" / "adding-a-policy.md"
+
+
+def example() -> type[ScorePolicy]:
+    (code,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    namespace: dict[str, Any] = {"__name__": "guide"}
+    exec(compile(code, str(GUIDE), "exec", dont_inherit=True), namespace)
+    found: type[ScorePolicy] = namespace["KeyDiff"]
+    return found
+
+
+def test_the_example_keeps_the_odd_key_out() -> None:
+    policy = example()(sinks=0, recent=0)
+    assert KVSpec(policy=policy, budget_tokens=4).policy is policy
+    k = torch.ones(1, 1, 8, 4)
+    k[0, 0, 5] = torch.tensor([1.0, -1.0, 1.0, -1.0])
+    index = torch.arange(8).view(1, 1, 8)
+    view = LayerView(0, 0, 8, k, k, index, torch.ones(1, 1, 8, dtype=torch.bool), None, None)
+    kept = policy.compact(view, policy.utility(view, 1), torch.tensor([[1]])).keep
+    assert kept.tolist() == [[[5]]]
