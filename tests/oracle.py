@@ -16,8 +16,8 @@ Keep = Tensor | Callable[[int], Tensor]
 """[L, H, T, T] bool (layer, kv head, query, key), or a function from the layer to [H, T, T]."""
 
 
-def frequency(config: DecoderConfig, pair: int) -> float:
-    """Radians a position of dimensions (pair, pair + D / 2)."""
+def frequency(config: DecoderConfig, pair: int, position: int) -> float:
+    """Radians a position of dimensions (pair, pair + D / 2), for a token at `position`."""
     rope, dim = config.rope, config.head_dim
     context = rope.original_max_positions or config.max_positions
     plain = math.pow(rope.theta, -2 * pair / dim)
@@ -25,7 +25,7 @@ def frequency(config: DecoderConfig, pair: int) -> float:
     if rope.kind == "linear":
         return plain / rope.factor
     if rope.kind == "dynamic":
-        stretch = rope.factor * config.max_positions / context - rope.factor + 1
+        stretch = rope.factor * max(position + 1, context) / context - rope.factor + 1
         base = rope.theta * math.pow(stretch, dim / (dim - 2))
         return math.pow(base, -2 * pair / dim)
     if rope.kind == "llama3":
@@ -65,8 +65,9 @@ def loudness(config: DecoderConfig) -> float:
 def rotate(config: DecoderConfig, x: Tensor) -> Tensor:
     """x [heads, T, D] at positions 0 .. T - 1, as a complex product."""
     half = config.head_dim // 2
-    freq = torch.tensor([frequency(config, pair) for pair in range(half)])
-    angle = torch.arange(x.shape[1], dtype=torch.float32)[:, None] * freq
+    angle = torch.tensor(
+        [[t * frequency(config, p, t) for p in range(half)] for t in range(x.shape[1])]
+    )  # [T, D / 2]
     turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones(()), angle)
     return torch.cat((turned.real, turned.imag), -1) * loudness(config)
 

@@ -19,7 +19,7 @@ FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 ROPES = {
     "default": RopeConfig(theta=500_000.0),
     "linear": RopeConfig(kind="linear", factor=4.0),
-    "dynamic": RopeConfig(kind="dynamic", factor=2.0),
+    "dynamic": RopeConfig(kind="dynamic", factor=2.0, original_max_positions=256),
     "llama3": RopeConfig(kind="llama3", factor=8.0, original_max_positions=64),
     "yarn": RopeConfig(kind="yarn", factor=4.0, original_max_positions=128),
 }
@@ -142,6 +142,8 @@ def hf_config(config: DecoderConfig) -> dict[str, Any]:
         data["attention_bias"] = config.qkv_bias and config.out_bias
     if config.family == "mistral":
         data["sliding_window"] = None
+    if config.rope.kind == "dynamic":  # the file counts positions before stretching
+        data["max_position_embeddings"] = config.rope.original_max_positions
     if config.rope.kind != "default":
         data["rope_scaling"] = _hf_rope(config.rope)
     return data
@@ -160,7 +162,7 @@ def _hf_rope(rope: RopeConfig) -> dict[str, Any]:
         ),
     }
     data: dict[str, Any] = {"rope_type": rope.kind, "factor": rope.factor}
-    if rope.original_max_positions is not None:
+    if rope.original_max_positions is not None and rope.kind != "dynamic":
         data["original_max_position_embeddings"] = rope.original_max_positions
     values = {name: getattr(rope, name) for name in fields.get(rope.kind, ())}
     return data | {name: value for name, value in values.items() if value is not None}

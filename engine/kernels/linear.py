@@ -74,7 +74,11 @@ def _onednn_refuses(spec: LinearSpec) -> str | None:
 
 @LINEAR.register("onednn", refuses=_onednn_refuses)
 class PackedLinear:
-    """oneDNN with its own blocked weight layout; the plain tensor isn't kept."""
+    """oneDNN with its own blocked weight layout; the plain tensor isn't kept.
+
+    Rows keep their bits on every shape tried that a model has, with 2 to 16 threads; a bfloat16
+    weight of 64 outputs and 11,008 inputs, whose sums are split between threads, did not.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)

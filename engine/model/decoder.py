@@ -97,7 +97,7 @@ class Decoder:
             qk = rotate(qk, cos, sin)
             seen = ctx.kv.attend(index, qk[:, : cfg.q_heads], qk[:, cfg.q_heads :], v)
             x = x + layer.out.matmul(seen.flatten(1))
-            x = x + layer.down.matmul(_swiglu(layer.gate_up.matmul(self._rms(x, layer.mlp_norm))))
+            x = x + layer.down.matmul(swiglu(layer.gate_up.matmul(self._rms(x, layer.mlp_norm))))
         return self._rms(x, self._norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ class Decoder:
         return F.rms_norm(x, weight.shape, weight, self.config.norm_eps)
 
 
-def _swiglu(gate_up: Tensor) -> Tensor:
+def swiglu(gate_up: Tensor) -> Tensor:
     """silu(gate) * up, [T, 2 I] -> [T, I].
 
     Not by F.silu: its vectorised loop and that loop's scalar tail round exp differently, and which

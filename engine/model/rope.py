@@ -18,21 +18,34 @@ from engine.model.architecture import DecoderConfig, RopeConfig
 class Rope:
     """One model's rotation: a frequency for each pair of dimensions, and a factor on cos and sin.
 
-    `dynamic` (NTK-aware) rescales the base with a sequence's length as it grows, in other engines.
-    Here a key keeps the rotation that it was born with, so there is one base for all: the one for
-    sequences of `max_positions`. With `max_positions` at the original maximum, as checkpoints have
-    it, that is the unscaled base, and no longer sequence is admitted; who raises it gets the base
-    that transformers would use at exactly that length.
+    `dynamic` (NTK-aware) raises the base with a sequence's length, from its original maximum on.
+    A key keeps the rotation that it was born with, so here each position is rotated by the base of
+    a sequence that ends there. That is what transformers does when it generates from a prompt
+    within the original maximum; it would rotate a longer prompt by its whole length.
     """
 
     def __init__(self, config: DecoderConfig, device: torch.device | str) -> None:
-        self.scale = _attention_factor(config.rope)
+        self._rope = config.rope
+        self._original = config.rope.original_max_positions or config.max_positions
+        self._exponents = _exponents(config.head_dim).to(device)  # [D / 2]
         self._frequencies = _frequencies(config).to(device)  # [D / 2]
+        self._scale = _attention_factor(config.rope)
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin at `positions` [T], each [T, 1, D / 2] float32."""
-        angle = (positions.float()[:, None] * self._frequencies)[:, None]
-        return angle.cos() * self.scale, angle.sin() * self.scale
+        place = positions.float()[:, None]  # [T, 1]
+        frequencies = self._frequencies
+        if self._rope.kind == "dynamic":
+            frequencies = frequencies * self._slowing(place)  # [T, D / 2]
+        angle = (place * frequencies)[:, None]
+        return angle.cos() * self._scale, angle.sin() * self._scale
+
+    def _slowing(self, place: Tensor) -> Tensor:
+        """What raising the base does to each frequency; exactly 1 within the original maximum."""
+        length = (place + 1).clamp_min(self._original)
+        stretch = self._rope.factor * (length / self._original - 1) + 1
+        # the base grows by stretch ** (D / (D - 2)): the slowest pair by the whole stretch
+        return torch.exp(stretch.log() * (-self._exponents / self._exponents[-1]))
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -41,16 +54,15 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
 
+def _exponents(dim: int) -> Tensor:
+    return torch.arange(0, dim, 2, dtype=torch.float32) / dim
+
+
 def _frequencies(config: DecoderConfig) -> Tensor:
-    """Radians a position, [D / 2] float32."""
-    rope, dim = config.rope, config.head_dim
+    """Radians a position, [D / 2] float32, before any dynamic scaling."""
+    rope = config.rope
     original = rope.original_max_positions or config.max_positions
-    exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
-    base = rope.theta
-    if rope.kind == "dynamic":
-        stretch = rope.factor * config.max_positions / original - (rope.factor - 1)
-        base *= stretch ** (dim / (dim - 2))
-    plain = 1.0 / base**exponents
+    plain = 1.0 / rope.theta ** _exponents(config.head_dim)
     if rope.kind == "linear":
         return plain / rope.factor
     if rope.kind == "llama3":

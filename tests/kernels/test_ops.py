@@ -27,7 +27,7 @@ class Attention(NamedTuple):
     def inputs(self) -> tuple[Tensor, ...]:
         """Pages in random order, some heads short; the queries are at the last positions.
 
-        Positions have gaps, as after an eviction, and unheld cells are filled with large numbers.
+        Positions have gaps, as after an eviction; cells that aren't held look old and are large.
         """
         b, m, h, g, d, cells, dtype = self
         rng = torch.Generator().manual_seed(sum(self[:6]))
@@ -40,15 +40,15 @@ class Attention(NamedTuple):
         steps = torch.randint(1, 4, (b, h, pages * PAGE), generator=rng).cumsum(-1)
         cell = torch.arange(pages * PAGE)
         last = 4 * cells  # the position of every head's last cell, and of the last query
+        unheld = cell >= lengths[..., None]
         pos = torch.where(
             cell < (lengths - m)[..., None], steps, last + 1 + cell - lengths[..., None]
-        )
+        ).masked_fill(unheld, 0)
         pos_pool = torch.zeros(count, PAGE, dtype=torch.int32)
         pos_pool[table.flatten()] = pos.view(-1, PAGE).int()
-        unheld = (cell >= lengths[..., None]).view(-1, PAGE)
         for pool in pools:
             held = pool[table.flatten()]
-            pool[table.flatten()] = held.masked_fill(unheld[..., None], 1e4)
+            pool[table.flatten()] = held.masked_fill(unheld.view(-1, PAGE, 1), 1e4)
         q_pos = (last + 1 - m + torch.arange(m)).expand(b, m)
         q = torch.randn(b, m, h * g, d, generator=rng)
         return q, *pools, pos_pool, table, lengths, q_pos

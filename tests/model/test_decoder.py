@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.model.architecture import RopeConfig
-from engine.model.decoder import Decoder, StepContext
+from engine.model.decoder import Decoder, StepContext, swiglu
 from tests import oracle
 from tests.kernels.invariance import assert_same_rows
 from tests.tiny import FAMILIES, ROPES, TinyCheckpoint, tiny_checkpoint, write_folder
@@ -92,7 +91,7 @@ def alone(decoder: Decoder, ids: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_equals_the_oracle(name: str) -> None:
     checkpoint = VARIANTS[name]
-    ids = random_ids(40)
+    ids = random_ids(270 if name == "rope-dynamic" else 40)  # past its original length
     truth = oracle.logits(checkpoint.config, checkpoint.tensors, ids)
     assert truth.std() > 0.1
     torch.testing.assert_close(alone(load(checkpoint), ids), truth, rtol=1e-4, atol=1e-4)
@@ -136,6 +135,19 @@ def test_logits_do_not_depend_on_the_chunks(chunk: int) -> None:
     assert_same_rows(run(decoder, DenseKV(1, 2), steps)[0], alone(decoder, ids))
 
 
+def test_swiglu_of_a_row_does_not_depend_on_the_rows() -> None:
+    x = torch.randn(701, 2 * 136, generator=torch.Generator().manual_seed(0)) * 3
+    gate, up = x.double().chunk(2, -1)
+    whole = swiglu(x)
+    torch.testing.assert_close(
+        whole.double(), gate * torch.sigmoid(gate) * up, rtol=1e-6, atol=1e-6
+    )
+    for rows in (1, 2, 7, *range(481, 701, 4)):  # many odd ones: threads split them inside a row
+        assert torch.equal(swiglu(x[:rows]), whole[:rows])
+    extreme = torch.tensor([[-200.0, 200.0, 1.0, 1.0]])
+    assert swiglu(extreme).tolist() == [[0.0, 200.0]]
+
+
 def test_nbytes_counts_the_held_weights() -> None:
     held = sum(t.nbytes for t in VARIANTS["llama"].tensors.values())
     assert load(VARIANTS["llama"]).nbytes == held  # tied: the head is the table
@@ -149,37 +161,21 @@ def test_refuses_other_dtypes() -> None:
         load(VARIANTS["llama"], torch.float16)
 
 
-def _peer_logits(folder: Path, ids: Tensor) -> Tensor:
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    )
-    with torch.no_grad():
-        logits: Tensor = model(ids[None]).logits[0]  # from_pretrained leaves it in eval mode
-    return logits
-
-
 @pytest.mark.peer
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", sorted(set(VARIANTS) - {"biased"}))
 def test_equals_transformers(name: str, tmp_path: Path) -> None:
+    """A prompt in one go, then tokens one by one: past the original length of a dynamic rope."""
+    from transformers import AutoModelForCausalLM, DynamicCache
+
     checkpoint = VARIANTS[name]
     folder = write_folder(tmp_path, checkpoint.config, checkpoint.tensors)
-    ids = random_ids(150)
-    torch.testing.assert_close(
-        alone(load(checkpoint), ids), _peer_logits(folder, ids), rtol=1e-4, atol=1e-4
+    peer = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
     )
-
-
-@pytest.mark.peer
-@pytest.mark.filterwarnings("ignore")
-def test_dynamic_rope_equals_transformers_at_its_raised_length(tmp_path: Path) -> None:
-    rope = RopeConfig(kind="dynamic", factor=2.0, original_max_positions=64)
-    raised = tiny_checkpoint("llama", rope=rope, max_positions=100)
-    short = tiny_checkpoint("llama", rope=ROPES["dynamic"], max_positions=64).config
-    folder = write_folder(tmp_path, short, raised.tensors)
-    ids = random_ids(100)
-    torch.testing.assert_close(
-        alone(load(raised), ids), _peer_logits(folder, ids), rtol=1e-4, atol=1e-4
-    )
+    ids = random_ids(270)
+    cache = DynamicCache()
+    with torch.no_grad():
+        parts = (ids[:250], *torch.split(ids[250:], 1))
+        truth = torch.cat([peer(part[None], past_key_values=cache).logits[0] for part in parts])
+    torch.testing.assert_close(alone(load(checkpoint), ids), truth, rtol=1e-4, atol=1e-4)

@@ -41,30 +41,29 @@ def cos_sin(config: DecoderConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_angles_equal_the_formulas(kind: str, head_dim: int) -> None:
     config = config_of(kind, head_dim)
-    frequencies = torch.tensor(
-        [oracle.frequency(config, pair) for pair in range(head_dim // 2)], dtype=torch.float64
+    positions = torch.tensor([0, 1, 5, 100, 255, 256, 511])
+    angle = torch.tensor(
+        [
+            [p * oracle.frequency(config, pair, p) for pair in range(head_dim // 2)]
+            for p in positions
+        ],
+        dtype=torch.float64,
     )
-    positions = torch.tensor([0, 1, 5, 100, 511])
-    angle = positions.double()[:, None] * frequencies
     cos, sin = cos_sin(config, positions)
     scale = oracle.loudness(config)
     torch.testing.assert_close(cos[:, 0].double(), angle.cos() * scale, rtol=0, atol=2e-4)
     torch.testing.assert_close(sin[:, 0].double(), angle.sin() * scale, rtol=0, atol=2e-4)
 
 
-def test_dynamic_is_unscaled_until_the_length_is_raised() -> None:
+def test_dynamic_raises_the_base_past_the_original_length() -> None:
     config = config_of("dynamic")
     plain = replace(config, rope=replace(config.rope, kind="default"))
-    positions = torch.arange(512)
-    assert torch.equal(cos_sin(config, positions)[0], cos_sin(plain, positions)[0])
-    raised = replace(
-        config, rope=replace(config.rope, original_max_positions=512), max_positions=2048
-    )
-    # factor 2 and four times the length: the base grows by (2 * 4 - 1) ** (64 / 62)
-    stretched = replace(plain, rope=replace(plain.rope, theta=10_000.0 * 7 ** (64 / 62)))
-    torch.testing.assert_close(
-        cos_sin(raised, positions)[0], cos_sin(stretched, positions)[0], rtol=0, atol=1e-4
-    )
+    within = torch.arange(256)
+    assert torch.equal(cos_sin(config, within)[0], cos_sin(plain, within)[0])
+    # factor 2 and twice the length: the base grows by (2 * 2 - 1) ** (64 / 62)
+    raised = replace(plain, rope=replace(plain.rope, theta=10_000.0 * 3 ** (64 / 62)))
+    end = torch.tensor([511])
+    torch.testing.assert_close(cos_sin(config, end)[0], cos_sin(raised, end)[0], rtol=0, atol=1e-4)
 
 
 def test_rotation_turns_pairs_and_keeps_relative_positions() -> None:
@@ -80,7 +79,7 @@ def test_rotation_turns_pairs_and_keeps_relative_positions() -> None:
 
 
 def test_angles_of_a_position_do_not_depend_on_the_others() -> None:
-    config = config_of("llama3")
+    config = config_of("dynamic")
     positions = torch.randint(512, (70,), generator=torch.Generator().manual_seed(0))
     whole = torch.cat(cos_sin(config, positions), -1)
     for rows in (1, 3, 16, 33):
@@ -97,7 +96,13 @@ def test_angles_equal_transformers(kind: str, head_dim: int) -> None:
 
     config = config_of(kind, head_dim)
     peer = LlamaRotaryEmbedding(LlamaConfig(**hf_config(config)))
-    positions = torch.arange(512)
-    theirs = peer(torch.zeros(1), positions[None])  # cos and sin, [1, T, D]
-    for ours, other in zip(cos_sin(config, positions), theirs, strict=True):
-        torch.testing.assert_close(ours[:, 0], other[0, :, : head_dim // 2], rtol=0, atol=1e-4)
+    within, last = torch.arange(256), torch.tensor([511])
+    for positions in (within, last):
+        theirs = peer(torch.zeros(1), positions[None])  # cos and sin, [1, T, D]
+        ours = cos_sin(config, positions)
+        assert_near(ours, theirs, head_dim)
+
+
+def assert_near(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor], head_dim: int) -> None:
+    for own, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(own[:, 0], other[0, :, : head_dim // 2], rtol=0, atol=1e-4)
