@@ -232,6 +232,13 @@ def test_check_names_missing_surplus_and_misshapen_tensors(tmp_path: Path) -> No
         open_checkpoint(tmp_path).check()
 
 
+def test_an_absurd_number_of_layers_is_refused_at_once(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    write_config(tmp_path, num_hidden_layers=1 << 40)
+    with pytest.raises(ValueError, match=r"holds 21 tensors, too few for the 1099511627776"):
+        open_checkpoint(tmp_path).check()
+
+
 def test_old_extras_are_no_surplus(tmp_path: Path) -> None:
     held = write_folder(tmp_path, tie_word_embeddings=True)
     held["lm_head.weight"] = held["model.embed_tokens.weight"].clone()
