@@ -73,9 +73,7 @@ class GGUFFile:
 
     def tensor(self, name: str, shape: Shape) -> Tensor:
         """The tensor as floats, after a check of its shape."""
-        info = self._checked(name, shape)
-        order = self._row_order(name)
-        return self._values(info) if order is None else self._values(info, order)
+        return self._values(self._checked(name, shape), self._row_order(name))
 
     def rows(self, name: str, shape: Shape) -> Callable[[Tensor], Tensor]:
         """ids [n] -> the tensor's rows [n, E]; only those rows are read and dequantised."""

@@ -48,8 +48,8 @@ def write_folder(folder: Path, **changes: Any) -> dict[str, Tensor]:
     return held
 
 
-def write_shards(folder: Path) -> dict[str, Tensor]:
-    held = weights(write_config(folder))
+def write_shards(folder: Path, dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
+    held = weights(write_config(folder), dtype)
     index: dict[str, str] = {}
     for i in range(2):
         shard = {name: held[name] for name in sorted(held)[i::2]}
@@ -169,8 +169,9 @@ def test_refusals_name_the_file_and_the_reason(
     assert "config.json" in str(e.value)
 
 
-def test_shards_and_rows(tmp_path: Path) -> None:
-    held = write_shards(tmp_path)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_shards_and_rows(tmp_path: Path, dtype: torch.dtype) -> None:
+    held = write_shards(tmp_path, dtype)
     found = open_checkpoint(tmp_path)
     found.check()
     for name, value in held.items():
