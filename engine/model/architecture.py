@@ -56,3 +56,13 @@ def reach(rope: RopeConfig, max_positions: int) -> int:
             return max(max_positions, int(rope.factor * rope.original_max_positions))
         case _:
             return max_positions
+
+
+def uneven_heads(config: DecoderConfig) -> str | None:
+    """Why the numbers of its heads can't be, in words."""
+    if config.q_heads % config.kv_heads or config.head_dim % 2:
+        return (
+            f"{config.q_heads} attention heads of size {config.head_dim} over {config.kv_heads} "
+            "kv heads: the heads must divide evenly and their size be even"
+        )
+    return None

@@ -81,11 +81,9 @@ def _half(raw: Tensor, at: int) -> Tensor:
 
 def _nibbles(raw: Tensor, at: int) -> Tensor:
     """Sixteen bytes from `at`: first the low halves, then the high ones, [n, 32] uint8."""
-    packed = raw.view(torch.int16)[:, at // 2 : at // 2 + 8]  # two bytes at once
-    both = torch.empty(len(raw), 16, dtype=torch.int16)
-    torch.bitwise_and(packed, 0x0F0F, out=both[:, :8])
-    torch.bitwise_and(packed >> 4, 0x0F0F, out=both[:, 8:])
-    return both.view(torch.uint8)
+    packed = raw[:, at : at + 16].contiguous().view(torch.int64)  # [n, 2], eight bytes at once
+    both = torch.stack((packed, packed >> 4), 1).bitwise_and_(0x0F0F0F0F0F0F0F0F)
+    return both.view(torch.uint8).view(-1, 32)
 
 
 def _q4_0(raw: Tensor, out: Tensor) -> None:
@@ -109,7 +107,7 @@ def _fifth_bits() -> Tensor:
 
 def _q5_0(raw: Tensor, out: Tensor) -> None:
     low = _nibbles(raw, 6).view(torch.int64)  # [n, 4]
-    low |= _fifth_bits()[raw[:, 2:6].int()]
+    low |= _fifth_bits().index_select(0, raw[:, 2:6].int().view(-1)).view(-1, 4)
     out.copy_(low.view(torch.int8)).mul_(_half(raw, 0))
 
 

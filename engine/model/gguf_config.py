@@ -10,60 +10,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from engine.model.architecture import DecoderConfig, RopeConfig, reach
+from engine.model.architecture import DecoderConfig, RopeConfig, reach, uneven_heads
 from engine.model.generation import GenerationDefaults
 from engine.model.gguf_header import Header
+from engine.model.keys import Keys
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _ENDS = ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<end_of_turn>")
 _CONTROL = 3  # token type
 
 
-class _Metadata:
-    """The architecture's own keys, without its name in front."""
-
-    def __init__(self, file: Path, values: Mapping[str, Any]) -> None:
-        self.file, self.values = file, values
-        self.arch = values.get("general.architecture")
-
-    def error(self, what: str) -> ValueError:
-        return ValueError(f"{self.file}: {what}")
-
-    def get(self, key: str) -> Any:
-        return self.values.get(f"{self.arch}.{key}")
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        """A positive integer; a list, as of each layer, must hold one value throughout."""
-        value = self.get(key)
-        if isinstance(value, list) and len(set(value)) > 1:
-            raise self.error(f"{self.arch}.{key} differs from layer to layer: not supported yet")
-        value = value[0] if isinstance(value, list) and value else value
-        value = default if value is None else value
-        if not isinstance(value, int) or value < 1:
-            raise self.error(f"{self.arch}.{key} must be a positive integer, not {value!r}")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self.get(key)
-        value = default if value is None else value
-        if not isinstance(value, int | float):
-            raise self.error(f"{self.arch}.{key} must be a number, not {value!r}")
-        return float(value)
-
-
 def read_config(header: Header, rope_divisors: Tensor | None) -> DecoderConfig:
     """The decoder that the metadata describe; `rope_divisors` is rope_freqs.weight, if any."""
-    keys = _Metadata(header.file, header.metadata)
-    if keys.arch not in ARCHITECTURES:
+    arch = header.metadata.get("general.architecture")
+    keys = Keys(header.file, header.metadata, f"{arch}.")
+    if arch not in ARCHITECTURES:
         raise keys.error(
-            f"architecture {keys.arch!r} is not supported yet; supported: "
-            f"{', '.join(ARCHITECTURES)}"
+            f"architecture {arch!r} is not supported yet; supported: {', '.join(ARCHITECTURES)}"
         )
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None:
@@ -74,7 +42,7 @@ def read_config(header: Header, rope_divisors: Tensor | None) -> DecoderConfig:
     _refuse(keys, head_dim)
     rope = _rope(keys, head_dim, max_positions, rope_divisors)
     config = DecoderConfig(
-        family=keys.arch,
+        family=arch,
         vocab_size=embedding.shape[0],
         hidden_size=hidden,
         intermediate_size=keys.integer("feed_forward_length"),
@@ -87,18 +55,15 @@ def read_config(header: Header, rope_divisors: Tensor | None) -> DecoderConfig:
         rope=rope,
         qkv_bias="blk.0.attn_q.bias" in header.tensors,
         out_bias="blk.0.attn_output.bias" in header.tensors,
-        qk_norm=keys.arch == "qwen3",
+        qk_norm=arch == "qwen3",
         tied_embeddings="output.weight" not in header.tensors,
     )
-    if config.q_heads % config.kv_heads or config.head_dim % 2:
-        raise keys.error(
-            f"{config.q_heads} attention heads of size {config.head_dim} over {config.kv_heads} "
-            "kv heads: the heads must divide evenly and their size be even"
-        )
+    if fault := uneven_heads(config):
+        raise keys.error(fault)
     return config
 
 
-def _refuse(keys: _Metadata, head_dim: int) -> None:
+def _refuse(keys: Keys, head_dim: int) -> None:
     rotated = keys.integer("rope.dimension_count", head_dim)
     value_length = keys.integer("attention.value_length", head_dim)
     scale = keys.number("attention.scale", head_dim**-0.5)
@@ -124,9 +89,7 @@ def _refuse(keys: _Metadata, head_dim: int) -> None:
             raise keys.error(f"the model has {what}, which is not supported yet")
 
 
-def _rope(
-    keys: _Metadata, head_dim: int, max_positions: int, divisors: Tensor | None
-) -> RopeConfig:
+def _rope(keys: Keys, head_dim: int, max_positions: int, divisors: Tensor | None) -> RopeConfig:
     theta = keys.number("rope.freq_base", 10_000.0)
     factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0)) or 1.0
     kind = keys.get("rope.scaling.type") or ("linear" if factor != 1.0 else "none")
@@ -144,7 +107,7 @@ def _rope(
     raise keys.error(f"RoPE scaling {kind!r} is not supported yet")
 
 
-def _yarn(keys: _Metadata, theta: float, factor: float, max_positions: int) -> RopeConfig:
+def _yarn(keys: Keys, theta: float, factor: float, max_positions: int) -> RopeConfig:
     for key, usual in (("yarn_ext_factor", 1.0), ("yarn_log_multiplier", 0.0)):
         if (value := keys.number(f"rope.scaling.{key}", usual)) != usual:
             raise keys.error(f"YaRN with {key} {value} is not supported yet, only {usual}")
@@ -161,7 +124,9 @@ def _yarn(keys: _Metadata, theta: float, factor: float, max_positions: int) -> R
     )
 
 
-def _llama3(keys: _Metadata, theta: float, head_dim: int, divisors: Tensor) -> RopeConfig:
+def _llama3(keys: Keys, theta: float, head_dim: int, divisors: Tensor) -> RopeConfig:
+    if divisors.shape != (head_dim // 2,):
+        raise keys.error(f"rope_freqs.weight has shape {list(divisors.shape)}")
     factor = float(divisors[-1])  # the longest wave is stretched by the whole factor
     if factor == 1.0 and bool((divisors == 1.0).all()):
         return RopeConfig(theta=theta)

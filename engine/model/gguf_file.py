@@ -13,7 +13,7 @@ from engine.model.architecture import DecoderConfig
 from engine.model.gguf_blocks import FLOATS, dequantise, supported, unpackers
 from engine.model.gguf_config import read_config, read_generation
 from engine.model.gguf_header import TensorInfo, read_header
-from engine.model.tensors import Shape, check_names, check_shape, tensor_shapes
+from engine.model.tensors import Shape, check_names, check_shape, needed_shapes
 
 _TOP = {
     "model.embed_tokens": "token_embd",
@@ -64,16 +64,16 @@ class GGUFFile:
 
     def check(self) -> None:
         """Raise ValueError unless all that `config` asks for is there and fits."""
-        wanted = {_stored_name(name): shape for name, shape in tensor_shapes(self.config).items()}
-        check_names(self._header.file, self._header.tensors.keys() - {_ROPE}, wanted)
+        file, held = self._header.file, self._header.tensors.keys() - {_ROPE}
+        shapes = needed_shapes(file, self.config, len(held))
+        wanted = {_stored_name(name): shape for name, shape in shapes.items()}
+        check_names(file, held, wanted)
         for name, shape in wanted.items():
-            check_shape(self._header.file, name, self._info(name).shape, shape)
+            check_shape(file, name, self._info(name).shape, shape)
 
     def tensor(self, name: str, shape: Shape) -> Tensor:
         """The tensor as floats, after a check of its shape."""
-        info = self._checked(name, shape)
-        order = self._row_order(name)
-        return self._values(info) if order is None else self._values(info, order)
+        return self._values(self._checked(name, shape), self._row_order(name))
 
     def rows(self, name: str, shape: Shape) -> Callable[[Tensor], Tensor]:
         """ids [n] -> the tensor's rows [n, E]; only those rows are read and dequantised."""
@@ -101,9 +101,11 @@ class GGUFFile:
         raw = self._bytes[info.start : info.start + info.nbytes]
         if info.kind in FLOATS:
             values = raw.view(FLOATS[info.kind]).view(info.shape)
-            return values if order is None else values[order]
+            return values if order is None else values.index_select(0, order)
         rows = raw.view(info.shape[0], -1)
-        return dequantise(rows if order is None else rows[order], info.kind, self._pool)
+        return dequantise(
+            rows if order is None else rows.index_select(0, order), info.kind, self._pool
+        )
 
     def _row_order(self, name: str) -> Tensor | None:
         """Where the rows of q and k lie in the file.

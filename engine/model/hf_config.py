@@ -7,12 +7,11 @@ is ever computed wrongly in silence.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from engine.model.architecture import DecoderConfig, RopeConfig, reach
+from engine.model.architecture import DecoderConfig, RopeConfig, reach, uneven_heads
 from engine.model.generation import GenerationDefaults
+from engine.model.keys import Keys
 
 # The defaults that transformers gives a key which config.json leaves out, where families differ.
 _MAX_POSITIONS = {"llama": 2048, "qwen2": 32768, "qwen3": 32768, "mistral": 131072}
@@ -20,48 +19,20 @@ _KV_HEADS = {"qwen2": 32, "qwen3": 32, "mistral": 8}
 _HEAD_DIM = {"qwen3": 128}
 
 
-@dataclass(frozen=True, slots=True)
-class _Keys:
-    """A JSON object of a file, read with errors that name file and key."""
-
-    file: Path
-    values: dict[str, Any]
-
-    def error(self, what: str) -> ValueError:
-        return ValueError(f"{self.file}: {what}")
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        value = self.values.get(key)
-        value = default if value is None else value
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self.error(f"{key} must be a positive integer, not {value!r}")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self.values.get(key)
-        value = default if value is None else value
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise self.error(f"{key} must be a number, not {value!r}")
-        return float(value)
-
-    def optional(self, key: str) -> float | None:
-        return None if self.values.get(key) is None else self.number(key)
-
-
-def _read(file: Path) -> _Keys:
+def _read(file: Path) -> Keys:
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
         raise ValueError(f"{file}: can't be read as JSON: {e}") from e
     if not isinstance(values, dict):
         raise ValueError(f"{file}: must hold a JSON object, not {type(values).__name__}")
-    return _Keys(file, values)
+    return Keys(file, values)
 
 
 def read_config(folder: Path) -> DecoderConfig:
     """The decoder that config.json describes."""
     keys = _read(folder / "config.json")
-    family = keys.values.get("model_type")
+    family = keys.get("model_type")
     if family not in _MAX_POSITIONS:
         raise keys.error(
             f"model_type {family!r} is not supported yet; supported: {', '.join(_MAX_POSITIONS)}"
@@ -70,7 +41,7 @@ def read_config(folder: Path) -> DecoderConfig:
     _refuse(keys, family, max_positions)
     rope = _rope(keys, max_positions)
     hidden, heads = keys.integer("hidden_size"), keys.integer("num_attention_heads")
-    biased = bool(keys.values.get("attention_bias")) and family in ("llama", "qwen3")
+    biased = bool(keys.get("attention_bias")) and family in ("llama", "qwen3")
     config = DecoderConfig(
         family=family,
         vocab_size=keys.integer("vocab_size"),
@@ -86,19 +57,17 @@ def read_config(folder: Path) -> DecoderConfig:
         qkv_bias=biased or family == "qwen2",
         out_bias=biased,
         qk_norm=family == "qwen3",
-        tied_embeddings=bool(keys.values.get("tie_word_embeddings", False)),
+        tied_embeddings=bool(keys.get("tie_word_embeddings", False)),
     )
-    if config.q_heads % config.kv_heads or config.head_dim % 2:
-        raise keys.error(
-            f"{config.q_heads} attention heads of size {config.head_dim} over {config.kv_heads} "
-            "kv heads: the heads must divide evenly and their size be even"
-        )
+    if fault := uneven_heads(config):
+        raise keys.error(fault)
     return config
 
 
-def _refuse(keys: _Keys, family: str, max_positions: int) -> None:
-    get = keys.values.get
-    window = get("sliding_window", 4096) if family == "mistral" else None
+def _refuse(keys: Keys, family: str, max_positions: int) -> None:
+    get = keys.get
+    # null means none here; left out, transformers takes 4096
+    window = keys.values.get("sliding_window", 4096) if family == "mistral" else None
     reasons = {
         "a bias in the MLP (mlp_bias)": bool(get("mlp_bias")),
         f"the activation hidden_act={get('hidden_act')!r} (only silu)": get("hidden_act", "silu")
@@ -117,12 +86,12 @@ def _refuse(keys: _Keys, family: str, max_positions: int) -> None:
             raise keys.error(f"the model has {what}, which is not supported yet")
 
 
-def _rope(keys: _Keys, max_positions: int) -> RopeConfig:
+def _rope(keys: Keys, max_positions: int) -> RopeConfig:
     """`rope_parameters` (transformers 5), or `rope_scaling` beside `rope_theta` (before it)."""
-    given = keys.values.get("rope_parameters") or keys.values.get("rope_scaling") or {}
+    given = keys.get("rope_parameters") or keys.get("rope_scaling") or {}
     if not isinstance(given, dict):
         raise keys.error(f"rope_scaling must be an object, not {given!r}")
-    own = _Keys(keys.file, given)
+    own = Keys(keys.file, given)
     kind = given.get("rope_type") or given.get("type") or "default"
     theta = own.number("rope_theta", keys.number("rope_theta", 10_000.0))
     for part in (own, keys):
@@ -173,9 +142,9 @@ def read_generation(folder: Path) -> GenerationDefaults:
     """generation_config.json, with the ids of config.json where it doesn't give them."""
     config = _read(folder / "config.json")
     file = folder / "generation_config.json"
-    keys = _read(file) if file.is_file() else _Keys(file, {})
+    keys = _read(file) if file.is_file() else Keys(file, {})
     bos = _ids(keys, "bos_token_id") or _ids(config, "bos_token_id")
-    greedy = keys.values.get("do_sample") is False
+    greedy = keys.get("do_sample") is False
     top_k = keys.optional("top_k")
     return GenerationDefaults(
         eos_ids=_ids(keys, "eos_token_id") or _ids(config, "eos_token_id"),
@@ -188,8 +157,8 @@ def read_generation(folder: Path) -> GenerationDefaults:
     )
 
 
-def _ids(keys: _Keys, key: str) -> tuple[int, ...]:
-    value = keys.values.get(key)
+def _ids(keys: Keys, key: str) -> tuple[int, ...]:
+    value = keys.get(key)
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if any(not isinstance(i, int) or isinstance(i, bool) or i < 0 for i in ids):
         raise keys.error(f"{key} must be a token id or a list of them, not {value!r}")

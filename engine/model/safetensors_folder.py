@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.model.hf_config import read_config, read_generation
-from engine.model.tensors import Shape, check_names, check_shape, tensor_shapes
+from engine.model.tensors import Shape, check_names, check_shape, needed_shapes
 
 _DTYPES = ("BF16", "F16", "F32")
 
@@ -37,7 +37,7 @@ class SafetensorsFolder:
 
     def check(self) -> None:
         """Raise ValueError unless all that `config` asks for is there and fits."""
-        wanted = tensor_shapes(self.config)
+        wanted = needed_shapes(self._where, self.config, len(self._files))
         check_names(self._where, filter(self._counts, self._files), wanted)
         for name, shape in wanted.items():
             self._slice(name, shape)
@@ -50,7 +50,7 @@ class SafetensorsFolder:
     def rows(self, name: str, shape: Shape) -> Callable[[Tensor], Tensor]:
         """ids [n] -> the tensor's rows [n, E], read from the mapped file."""
         table = self.tensor(name, shape)
-        return lambda ids: table[ids]
+        return lambda ids: table.index_select(0, ids)
 
     def _counts(self, name: str) -> bool:
         """Old checkpoints hold rotary tables, and tied ones a second copy of the embedding."""

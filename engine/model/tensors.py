@@ -22,6 +22,15 @@ def tensor_shapes(config: DecoderConfig) -> dict[str, Shape]:
     return shapes
 
 
+def needed_shapes(file: object, config: DecoderConfig, held: int) -> dict[str, Shape]:
+    """`tensor_shapes` for a file of `held` tensors; a corrupt number of layers ends here."""
+    if config.layers > held:
+        raise ValueError(
+            f"{file}: holds {held} tensors, too few for the {config.layers} layers of its config"
+        )
+    return tensor_shapes(config)
+
+
 def _layer_shapes(config: DecoderConfig) -> dict[str, Shape]:
     hidden, inner, width = config.hidden_size, config.intermediate_size, config.head_dim
     outs = {
