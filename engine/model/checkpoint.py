@@ -7,24 +7,21 @@ pulled one at a time from the memory-mapped files, so that loading never holds t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from torch import Tensor
-
 from engine.model import packaged
-from engine.model.architecture import DecoderConfig
 from engine.model.generation import GenerationDefaults
+from engine.model.tensors import Tensors
 
 __all__ = ["Checkpoint", "GenerationDefaults", "open_checkpoint"]
 
 
-class Checkpoint(Protocol):
-    """A model's config, defaults and tensors, by Hugging Face's names ("lm_head.weight", ...)."""
+class Checkpoint(Tensors, Protocol):
+    """A model's config, defaults and tensors, whatever files they came from."""
 
     source: str  # what the user named and where it lies
-    config: DecoderConfig
     generation: GenerationDefaults
 
     @property
@@ -34,16 +31,6 @@ class Checkpoint(Protocol):
     @property
     def metadata(self) -> Mapping[str, Any] | None:
         """A GGUF file's metadata as plain Python values: the tokenizer is in there."""
-
-    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """A tensor in the file's float type, or float32 where the file has blocks.
-
-        It may be a view of the mapped file: never write to it. ValueError names file, tensor and
-        shapes when it is missing or of another shape.
-        """
-
-    def rows(self, name: str, shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
-        """ids [n] int64 -> rows [n, E] of an embedding that stays in the file."""
 
     def check(self) -> None:
         """Raise ValueError unless the files hold what `config` asks for, and nothing else."""

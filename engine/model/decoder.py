@@ -17,7 +17,8 @@ from torch import Tensor
 
 from engine.model.architecture import DecoderConfig
 from engine.model.rope import Rope, rotate
-from engine.model.weights import Checkpoint, Dense, Weight
+from engine.model.tensors import Tensors
+from engine.model.weights import Dense, Weight
 
 
 class StepKV(Protocol):
@@ -73,7 +74,7 @@ class Decoder:
     @classmethod
     def load(
         cls,
-        checkpoint: Checkpoint,
+        checkpoint: Tensors,
         *,
         dtype: torch.dtype,
         device: torch.device | str,
@@ -124,7 +125,7 @@ class _Loader:
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        checkpoint: Tensors,
         dtype: torch.dtype,
         device: torch.device,
         prefer: Sequence[str],

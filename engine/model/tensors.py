@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+from torch import Tensor
 
 from engine.model.architecture import DecoderConfig
 
 Shape = tuple[int, ...]
+
+
+class Tensors(Protocol):
+    """All that a decoder sees of a checkpoint: its numbers, by Hugging Face's names."""
+
+    @property
+    def config(self) -> DecoderConfig: ...
+
+    def tensor(self, name: str, shape: Shape) -> Tensor:
+        """A tensor in the file's float type, or float32 where the file has blocks.
+
+        It may be a view of the mapped file: never write to it. ValueError names file, tensor and
+        shapes when it is missing or of another shape.
+        """
+
+    def rows(self, name: str, shape: Shape) -> Callable[[Tensor], Tensor]:
+        """ids [n] int64 on CPU -> rows [n, E] of an embedding that stays in the file."""
 
 
 def tensor_shapes(config: DecoderConfig) -> dict[str, Shape]:

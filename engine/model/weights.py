@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol, Self
 
 from torch import Tensor
 
 from engine.kernels.dispatch import select
 from engine.kernels.linear import LINEAR, Linear, LinearSpec
-from engine.model.architecture import DecoderConfig
-
-
-class Checkpoint(Protocol):
-    """A model's numbers and tensors, by Hugging Face names, whatever file they came from."""
-
-    @property
-    def config(self) -> DecoderConfig: ...
-
-    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """A tensor of that shape; a ValueError that names file and tensor if it isn't so."""
-
-    def rows(self, name: str, shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
-        """A lookup of rows by ids on CPU that doesn't hold the table in memory."""
 
 
 class Weight(Protocol):
