@@ -101,15 +101,20 @@ def _retry(parent: Track, child: Track, slots: Slots) -> bool:
 
 
 def give_way(starved: Track, role: Role, slots: Slots) -> bool:
-    """Free pages of `role` among a child's own siblings: an ended one's, then the youngest's."""
+    """Free pages of `role` inside the starved child's own family; whether anyone gave any.
+
+    Ended siblings go first, then the youngest live one, which may be the starved one itself; an
+    only child looks among its parent's siblings.
+    """
     parent = starved.parent
     if parent is None:
         return False
-    holders = [c for c in parent.children if c is not starved and role in c.seq.slots]
-    younger = parent.round[parent.round.index(starved) + 1 :]
-    victims = [c for c in holders if c.ended] + [c for c in reversed(younger) if c in holders]
-    for victim in victims[:1]:
-        parent.crowded = True
-        for each in victim.family():
-            slots.release(each.seq)
-    return bool(victims)
+    holders = [c for c in parent.children if any(role in each.seq.slots for each in c.family())]
+    ended = [c for c in holders if c.ended]
+    live = [c for c in holders if not c.ended]
+    if not ended and live == [starved]:
+        return give_way(parent, role, slots)
+    parent.crowded = True
+    for each in (ended or live)[-1].family():
+        slots.release(each.seq)
+    return True

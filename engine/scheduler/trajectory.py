@@ -250,8 +250,8 @@ class Trajectory:
             raise Fault(f"{ear.name}: truncate={pos} would cut into the prompt ({track.floor})")
         if pos < track.reported:
             raise Fault(
-                f"{ear.name}: truncate={pos} would take back {track.reported} tokens that its"
-                " settled() had let go"
+                f"{ear.name}: truncate={pos} would take back text that its settled() had let go"
+                f" (the first {track.reported} tokens)"
             )
         del seq.tokens[pos:]
         del seq.logprobs[pos - track.base :], track.entropies[pos - track.base :]

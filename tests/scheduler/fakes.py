@@ -250,6 +250,7 @@ class Rig:
         new = self.scheduler.drain()
         for seq, start, end, _ in new:
             text = self.text.setdefault((seq.id, seq.index), [])
+            assert not any(s.seq is seq and s.finish for s in self.settled), "text after the end"
             assert start == seq.prompt_len + len(text), "a token was left out or given twice"
             text.extend(seq.tokens[start:end])
         self.settled.extend(new)
@@ -265,7 +266,7 @@ class Rig:
         for capacity in self.capacity.values():
             assert not capacity.slots, "slots leak"
             assert not capacity.refs, "pages leak"
-        finished = [(s.seq.id, s.seq.index) for s in self.settled if s.finish]
+        finished = [id(s.seq) for s in self.settled if s.finish]
         assert len(finished) == len(set(finished)), "a choice was reported twice"
         return self
 

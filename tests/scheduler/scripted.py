@@ -30,6 +30,7 @@ class BestOfN(Controller):
 
     every: int = 2
     each: int = 2
+    max_tokens: int = 6
     roles: tuple[str, ...] = ("main", "helper")
     children: dict[str, int] = field(default_factory=lambda: {"main": 2, "helper": 2})
 
@@ -48,7 +49,12 @@ class _BestOfNWatch(Watch):
         if self.thoughts % self.controller.every:
             return None
         return [
-            Branch(role=role, until="thought", append=tuple(ids("a" * k)), max_tokens=6)
+            Branch(
+                role=role,
+                until="thought",
+                append=tuple(ids("a" * k)),
+                max_tokens=self.controller.max_tokens,
+            )
             for role in ("main", "helper")
             for k in range(self.controller.each)
         ]
