@@ -217,6 +217,13 @@ class Row:
         return self.start + self.count == len(self.seq.tokens)
 
 
+class Admission(NamedTuple):
+    """A granted slot, and how many tokens a prefix hit already covers."""
+
+    slot: int
+    computed: int
+
+
 class Needs(NamedTuple):
     """What a part of the batch asked to know of sampled tokens, beyond the tokens themselves."""
 

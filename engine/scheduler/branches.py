@@ -101,11 +101,15 @@ def _retry(parent: Track, child: Track, slots: Slots) -> bool:
 
 
 def give_way(starved: Track, role: Role, slots: Slots) -> bool:
-    """Free pages of `role` inside the starved child's own family; whether anyone gave any.
+    """Free pages of `role` inside the starved one's own family; whether anyone gave any.
 
-    Ended siblings go first, then the youngest live one, which may be the starved one itself; an
-    only child looks among its parent's siblings.
+    Its own children that have ended go first, then siblings that have, then the youngest live
+    sibling, which may be itself; an only child looks among its parent's siblings.
     """
+    for child in starved.children:
+        if child.ended and role in child.seq.slots:
+            slots.release(child.seq)
+            return True
     parent = starved.parent
     if parent is None:
         return False

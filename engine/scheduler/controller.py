@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
-from engine.request import Finish, LogitsRule, Origin, Role, SamplingParams, Sequence
+from engine.request import Admission, Finish, LogitsRule, Origin, Role, SamplingParams, Sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,8 @@ class Branch:
 
     `append` is read first; then the child generates until a thought ends, it finishes, or, for
     "scored", not at all: the logprobs of `append` come back in `child.score`. A child has no watch
-    but its own and the stop rules. `max_tokens` bounds what it generates.
+    but its own, which hears what it generates, and the stop rules. `max_tokens` bounds that; None:
+    what the parent has left. The `max_tokens` of own `params` isn't asked.
     """
 
     role: Role = "main"
@@ -57,7 +58,7 @@ Decision = Edit | Adopt | list[Branch] | None
 
 
 class TokenEvent(NamedTuple):
-    """One token that entered `seq.tokens` (it is tokens[position])."""
+    """One token that entered `seq.tokens` (it is tokens[position]); `role` brought it."""
 
     token: int
     position: int
@@ -92,7 +93,10 @@ class Watch:
         return None
 
     def on_join(self, seq: Sequence, children: Seq[Sequence]) -> Decision:
-        """All branches that this watch asked for have ended. None: they go, the parent runs on."""
+        """The branches of this watch's last round have ended; here they are, in its order.
+
+        None: they go, with those of earlier rounds, and the parent runs on.
+        """
         return None
 
     def rewound(self, seq: Sequence, pos: int) -> None:
@@ -124,13 +128,6 @@ class Controller(ABC):
         """Fresh state for one sequence."""
 
 
-class Admission(NamedTuple):
-    """A granted slot, and how many tokens a prefix hit already covers."""
-
-    slot: int
-    computed: int
-
-
 class Capacity(Protocol):
     """All that the scheduler knows of a cache."""
 
@@ -143,8 +140,12 @@ class Capacity(Protocol):
     def reserve(self, seq: Sequence, slot: int, tokens: int) -> int:
         """How many of the next tokens may run now: pages, and never across the next compaction."""
 
-    def fork(self, slot: int, child: Sequence) -> int | None:
-        """A slot for the child that shares every page; None if its peak finds no room."""
+    def fork(self, slot: int, child: Sequence, spare: int = 0) -> int | None:
+        """A slot for the child that shares every page; None if its peak finds no room.
+
+        A branch (`child.parent` is set) takes one of the rooms that its parent was admitted with,
+        if one is left; a later choice of n > 1 brings its own, with `spare` for its children.
+        """
 
     def truncate(self, slot: int, pos: int) -> int:
         """Drop cells from `pos` on; the new `computed` (0 if a compaction is in the way)."""

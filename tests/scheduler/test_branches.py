@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence as Seq
+from typing import Any
 
 import pytest
 
 from engine.request import Finish, LogitsRule, Role, SamplingParams, Sequence
 from engine.scheduler.controller import Adopt, Branch, Decision, Edit, TokenEvent, Watch
 from engine.scheduler.track import lineage_of
-from tests.scheduler.fakes import EOS, Rig, ids, logprob_of, noise, text_of
+from tests.scheduler.fakes import EOS, Model, Rig, ids, logprob_of, noise, text_of
 from tests.scheduler.scripted import BestOfN, Listener
 from tests.scheduler.test_control import once, prose
 from tests.scheduler.test_scheduler import endless
@@ -29,17 +30,17 @@ class Round:
         return Adopt(children[-1]) if self.join is Adopt else self.join  # type: ignore[return-value]
 
     def run(
-        self, model: object = endless, roles: Seq[Role] = ("main",), **options: object
+        self, model: Model = endless, roles: Seq[Role] = ("main",), **options: Any
     ) -> tuple[Rig, Sequence]:
         ear = Listener()
         self.ear = ear
         pages, chunk = options.pop("pages", 1000), options.pop("chunk", 32)
         rig = Rig(
-            model,  # type: ignore[arg-type]
+            model,
             roles=roles,
             controllers=(self.controller, ear),
-            pages=pages,  # type: ignore[arg-type]
-            max_batched_tokens=chunk,  # type: ignore[arg-type]
+            pages=pages,
+            max_batched_tokens=chunk,
         )
         (seq,) = rig.add("pp", **{"max_tokens": 12, **options})
         rig.finish()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from typing import Any
 
 import pytest
 
@@ -231,7 +232,9 @@ def test_settled_is_the_least_of_all_watches() -> None:
 # the thinking budget
 
 
-def budget_rig(model: Model, markers: Markers = THINK, prompt: Seq[int] = (112,), **params: object):  # type: ignore[no-untyped-def]
+def budget_rig(
+    model: Model, markers: Markers = THINK, prompt: Seq[int] = (112,), **params: Any
+) -> Sequence:
     controller = ThinkingBudget(markers=markers, token_bytes=token_bytes)
     rig = Rig(model, controllers=(controller,), markers=markers)
     (seq,) = rig.add(list(prompt), **{"max_tokens": 30, **params})

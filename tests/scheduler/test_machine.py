@@ -37,7 +37,7 @@ def controllers_of(kind: str) -> tuple[Controller, ...]:
     }[kind]
 
 
-def rig_of(kind: str, **options: int | None) -> Rig:
+def rig_of(kind: str, **options: Any) -> Rig:
     return Rig(roles=("main", "helper"), controllers=controllers_of(kind), markers=PLAIN, **options)
 
 

@@ -180,7 +180,7 @@ def test_a_first_choice_that_ends_at_once_leaves_the_others() -> None:
         choices_seen.append(seq)
         return begin(seq)
 
-    rig = Rig(endless, controllers=(Listener(on_begin=remember),))  # type: ignore[arg-type]
+    rig = Rig(endless, controllers=(Listener(on_begin=remember),))
     choices = rig.add("aaaa", n=3, max_tokens=2)
     rig.finish()
     assert [c.output_len for c in choices] == [0, 2, 2]
