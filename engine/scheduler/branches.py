@@ -90,13 +90,13 @@ def _busy(parent: Track) -> bool:
 
 
 def _retry(parent: Track, child: Track, slots: Slots) -> bool:
-    """If no sibling runs, those that have ended make room: they can be adopted without a slot."""
+    """If no sibling runs, the family's ended ones make room: they can be adopted without a slot."""
     parent.crowded = True
     if _busy(parent):
         return False
-    for elder in parent.children:
-        if elder.ended:
-            slots.release(elder.seq)
+    for each in parent.root.family():
+        if each.ended:
+            slots.release(each.seq)
     return slots.fork(parent.seq, child.seq, (child.seq.role,))
 
 

@@ -168,10 +168,6 @@ class Scheduler:
             self._line.preempt(youngest)
             return
         members = list(youngest.family())
-        if adoptable := [t for t in members if t.ended and t.seq.slots]:
-            for track in adoptable:  # their tokens can be adopted without a slot
-                self._slots.release(track.seq)
-            return
         pending = [child for track in members for child in track.pending]
         homeless = [t for t in members if any(r not in t.seq.slots for r, _ in t.targets())]
         self._end((pending + homeless)[0], Finish("length"))

@@ -178,7 +178,9 @@ class Trajectory:
         )
 
         def tell(ear: Ear) -> Decision:
-            own = tuple(arrival.watch[i] for i in ear.ids) if arrival.watch else ()
+            if not (ear.ids and arrival.watch):
+                return ear.watch.on_token(seq, event)
+            own = tuple(arrival.watch[i] for i in ear.ids)
             return ear.watch.on_token(seq, event._replace(watch=own))
 
         verdict = self._first(track, tell)

@@ -309,6 +309,37 @@ def test_a_branch_in_a_role_that_is_not_held() -> None:
     assert seq.output_len == 12
 
 
+def test_a_branch_whose_role_can_never_hold_it_ends_with_length() -> None:
+    asks = Round([Branch(role="judge", max_tokens=2), Branch(max_tokens=2)])
+    rig = Rig(endless, roles=("main", "judge"), controllers=(asks.controller,))
+    rig.capacity["judge"].pages = 1
+    (seq,) = rig.add("pp", max_tokens=9)
+    rig.finish()
+    ((one, two),) = asks.joined
+    assert (one.finish, len(one.tokens)) == (Finish("length"), 5)
+    assert len(two.tokens) == 7
+    assert seq.output_len == 9
+
+
+def test_nested_children_run_one_at_a_time_on_few_pages() -> None:
+    class Nested(Watch):
+        def on_token(self, seq: Sequence, event: TokenEvent) -> Decision:
+            if event.position == 8:
+                return [Branch(max_tokens=7), Branch(max_tokens=7)]
+            return None
+
+        def on_join(self, seq: Sequence, children: Seq[Sequence]) -> Decision:
+            return Adopt(children[1])
+
+    results = []
+    for pages in (1000, 12, 9, 8):
+        asks = Round([Branch(max_tokens=14, watch=Nested()) for _ in range(3)], Adopt)
+        _, seq = asks.run(pages=pages, max_tokens=24)
+        results.append(([c.tokens for c in asks.joined[0]], seq.tokens))
+        assert all(len(c.tokens) == 19 for c in asks.joined[0])
+    assert all(result == results[0] for result in results)
+
+
 def test_best_of_n_adopts_the_best_and_the_others_listen() -> None:
     ear = Listener()
     rig = Rig(

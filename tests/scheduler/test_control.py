@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engine.request import Finish, Role, Sequence
-from engine.scheduler.controller import Adopt, Branch, Decision, Edit, TokenEvent
+from engine.scheduler.controller import Adopt, Branch, Decision, Edit, TokenEvent, Watch
 from engine.scheduler.controllers.alternate import Alternate
 from engine.scheduler.controllers.thinking_budget import ThinkingBudget
 from engine.scheduler.reasoning import Markers, ThinkingTracker
@@ -229,6 +229,85 @@ def test_settled_is_the_least_of_all_watches() -> None:
     assert seq.lineage != 0, "something was taken back"
 
 
+def test_a_rewind_reaches_rules_budgets_and_turns() -> None:
+    """A truncated trajectory is, from there on, one that had never gone the other way."""
+    script: list[int] = [OPEN, *b"aa", CLOSE, *b"b\n\nc\n\nd"]
+
+    def model(role: Role, seen: Seq[int], lineage: int) -> int:
+        if lineage == 0:
+            return script[len(seen) - 1]
+        if CLOSE in seen:
+            return EOS
+        return 97 if len(seen) > 4 else OPEN
+
+    rewound: list[int] = []
+
+    class Rule:
+        def mask(self, tokens: Seq[int]) -> None:
+            return None
+
+        def fork(self) -> Rule:
+            return self
+
+        def rewind(self, pos: int) -> None:
+            rewound.append(pos)
+
+    class Holds(Listener):
+        def watch(self) -> Watch:
+            watch = super().watch()
+            watch.rules = lambda seq: (Rule(),)  # type: ignore[method-assign]
+            watch.settled = lambda seq: 1  # type: ignore[method-assign]
+            return watch
+
+    back = Holds(answer=once(11, Edit(truncate=3, append=(120,))))
+    budget = ThinkingBudget(markers=THINK, token_bytes=token_bytes)
+    rig = Rig(
+        model,
+        roles=("main", "helper"),
+        controllers=(back, Alternate(), budget),
+        markers=THINK,
+    )
+    (seq,) = rig.add("p", max_tokens=30, thinking_token_budget=4)
+    rig.finish()
+    assert rewound == [3]
+    assert seq.tokens[1:] == [OPEN, 97, 120, OPEN, 97, *b"ok", CLOSE, EOS]
+    assert seq.thought_ends == [9]
+
+
+def test_a_closing_that_was_taken_back_is_forced_again() -> None:
+    back = Listener(answer=once(8, Edit(truncate=4)))
+    budget = ThinkingBudget(markers=THINK, token_bytes=token_bytes)
+    rig = Rig(
+        lambda role, seen, lineage: OPEN if len(seen) == 1 else 97,
+        controllers=(back, budget),
+        markers=THINK,
+    )
+    (seq,) = rig.add("p", max_tokens=10, thinking_token_budget=3)
+    while rig.scheduler.has_work():  # nothing is drained, so all may be taken back
+        for batch in rig.scheduler.schedule():
+            rig.scheduler.commit(batch, rig.run(batch))
+        rig.check()
+        if seq.finish:
+            rig.finish()
+    assert seq.tokens[1:] == [OPEN, 97, 97, 97, *b"ok", CLOSE, 97, 97, 97]
+
+
+def test_a_failing_settled_ends_its_sequence(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)
+
+    class Bad(Listener):
+        def watch(self) -> Watch:
+            watch = super().watch()
+            watch.settled = lambda seq: 1 // (len(seq.tokens) - 3)  # type: ignore[method-assign]
+            return watch
+
+    rig = Rig(endless, controllers=(Bad(),))
+    (seq,) = rig.add("p", max_tokens=9)
+    rig.finish()
+    assert seq.finish == Finish("error", "Bad: integer division or modulo by zero")
+    assert len(rig.settled) == 1
+
+
 # the thinking budget
 
 
@@ -366,3 +445,16 @@ def test_a_rare_role_is_admitted_at_the_switch_and_released_after() -> None:
     full = [row for batch in rig.batches if batch.role == "full" for row in batch.rows]
     assert {row.seq.id for row in full} == {"0", "1", "2", "3"}
     assert not any(row.start > 8 for row in full)
+
+
+def test_a_role_that_can_never_hold_it_ends_the_sequence_with_length() -> None:
+    rig = Rig(
+        endless,
+        roles=("main", "full"),
+        controllers=(Listener(answer=once(4, Edit(role="full"))),),
+    )
+    rig.capacity["full"].pages = 1
+    (seq,) = rig.add("pp", max_tokens=9)
+    rig.finish()
+    assert len(seq.tokens) == 5
+    assert seq.finish == Finish("length")

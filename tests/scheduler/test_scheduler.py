@@ -186,6 +186,19 @@ def test_a_first_choice_that_ends_at_once_leaves_the_others() -> None:
     assert [c.output_len for c in choices] == [0, 2, 2]
 
 
+def test_a_later_choice_that_ends_at_once_is_not_waited_for() -> None:
+    seen: list[object] = []
+
+    def begin(seq: object) -> Edit | None:
+        seen.append(seq)
+        return Edit(finish=Finish("stop")) if len(seen) == 2 else None
+
+    rig = Rig(endless, controllers=(Listener(on_begin=begin),))
+    choices = rig.add("aaaa", n=3, max_tokens=2)
+    rig.finish()
+    assert [c.output_len for c in choices] == [2, 0, 2]
+
+
 def test_abort_at_any_moment_reports_once() -> None:
     rig = Rig(endless, max_batched_tokens=4, max_num_seqs=1)
     (seq,) = rig.add("a" * 8, id="x", max_tokens=9)
