@@ -220,6 +220,14 @@ def test_crowded_children_run_in_rounds_with_the_same_result() -> None:
     assert results[0] == results[1] == results[2]
 
 
+def test_children_that_do_not_fit_wait_and_do_not_start_over_and_over() -> None:
+    branches = [Branch(max_tokens=80)] * 3
+    roomy, _ = Round(branches, Adopt).run(max_tokens=200)
+    tight, _ = Round(branches, Adopt).run(max_tokens=200, pages=30)
+    needed = roomy.scheduler.stats().ran_tokens["main"]
+    assert tight.scheduler.stats().ran_tokens["main"] < 1.1 * needed
+
+
 def test_a_child_alone_on_the_last_page_ends_with_length() -> None:
     asks = Round([Branch(max_tokens=None), Branch(max_tokens=2)])
     rig, seq = asks.run(pages=4, max_tokens=40)

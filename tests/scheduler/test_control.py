@@ -274,6 +274,23 @@ def test_a_rewind_reaches_rules_budgets_and_turns() -> None:
     assert seq.thought_ends == [9]
 
 
+def test_a_rewind_cuts_thoughts_in_their_middle() -> None:
+    script = list(b"a\n\nbc" + b"dd")
+
+    def model(role: Role, seen: Seq[int], lineage: int) -> int:
+        return script[len(seen) - 1] if lineage == 0 else [10, 10, EOS][len(seen) - 4]
+
+    rig = Rig(model, controllers=(Listener(answer=once(6, Edit(truncate=4))),))
+    (seq,) = rig.add("p", max_tokens=20)
+    while seq.finish is None:  # nothing is drained, so all may be taken back
+        for batch in rig.scheduler.schedule():
+            rig.scheduler.commit(batch, rig.run(batch))
+        rig.check()
+    rig.finish()
+    assert seq.tokens[1:] == [*b"a\n\n\n\n", EOS]
+    assert seq.thought_ends == [4], "newlines alone are no thought"
+
+
 def test_a_closing_that_was_taken_back_is_forced_again() -> None:
     back = Listener(answer=once(8, Edit(truncate=4)))
     budget = ThinkingBudget(markers=THINK, token_bytes=token_bytes)
