@@ -36,13 +36,14 @@ class Slots:
         seq.slots[role], seq.computed[role] = granted
         limit = len(seq.tokens) - 1
         if seq.params.prompt_logprobs is not None:  # what a prefix hit covers has no logprobs
-            limit = min(limit, max(0, len(seq.prompt_logprobs)))
+            limit = min(limit, len(seq.prompt_logprobs))
         self.trim(seq, role, limit)
         return True
 
-    def hold(self, seq: Sequence, role: Role) -> bool:
-        """Whether it has a slot of this role, admitted now if need be."""
-        return role in seq.slots or self._admit(seq, role, 0)
+    def hold(self, seq: Sequence, role: Role) -> None:
+        """A slot of one role that it has come to use, if there is one."""
+        if role not in seq.slots:
+            self._admit(seq, role, 0)
 
     def fork(self, parent: Sequence, child: Sequence, roles: tuple[Role, ...]) -> bool:
         """Share the parent's pages in all these roles, or in none; for a branch or a choice."""

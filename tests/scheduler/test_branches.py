@@ -13,7 +13,8 @@ from engine.scheduler.controller import Adopt, Branch, Decision, Edit, TokenEven
 from engine.scheduler.track import lineage_of
 from tests.scheduler.fakes import EOS, Model, Rig, ids, logprob_of, noise, text_of
 from tests.scheduler.scripted import BestOfN, Listener
-from tests.scheduler.test_control import once, prose
+from tests.scheduler.test_control import once
+from tests.scheduler.test_controllers import prose
 from tests.scheduler.test_scheduler import endless
 
 
