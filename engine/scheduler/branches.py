@@ -90,26 +90,35 @@ def _busy(parent: Track) -> bool:
 
 
 def _retry(parent: Track, child: Track, slots: Slots) -> bool:
-    """If no sibling runs, those that have ended make room: they can be adopted without a slot."""
+    """If no sibling runs, the family's ended ones make room: they can be adopted without a slot."""
     parent.crowded = True
     if _busy(parent):
         return False
-    for elder in parent.children:
-        if elder.ended:
-            slots.release(elder.seq)
+    for each in parent.root.family():
+        if each.ended:
+            slots.release(each.seq)
     return slots.fork(parent.seq, child.seq, (child.seq.role,))
 
 
 def give_way(starved: Track, role: Role, slots: Slots) -> bool:
-    """Free pages of `role` among a child's own siblings: an ended one's, then the youngest's."""
+    """Free pages of `role` inside the starved one's own family; whether anyone gave any.
+
+    Its own children that have ended go first, then siblings that have, then the youngest live
+    sibling, which may be itself; an only child looks among its parent's siblings.
+    """
+    for child in starved.children:
+        if child.ended and role in child.seq.slots:
+            slots.release(child.seq)
+            return True
     parent = starved.parent
     if parent is None:
         return False
-    holders = [c for c in parent.children if c is not starved and role in c.seq.slots]
-    younger = parent.round[parent.round.index(starved) + 1 :]
-    victims = [c for c in holders if c.ended] + [c for c in reversed(younger) if c in holders]
-    for victim in victims[:1]:
-        parent.crowded = True
-        for each in victim.family():
-            slots.release(each.seq)
-    return bool(victims)
+    holders = [c for c in parent.children if any(role in each.seq.slots for each in c.family())]
+    ended = [c for c in holders if c.ended]
+    live = [c for c in holders if not c.ended]
+    if not ended and live == [starved]:
+        return give_way(parent, role, slots)
+    parent.crowded = True
+    for each in (ended or live)[-1].family():
+        slots.release(each.seq)
+    return True

@@ -12,6 +12,7 @@ def check(line: Line, slots: Slots) -> None:
     """Assert that queues, slots, lengths and families fit together."""
     for queue in (line.running, line.waiting):
         assert [t.order for t in queue] == sorted(t.order for t in queue)
+    assert len(line.running) <= line.max_num_seqs
     held: set[tuple[Role, int]] = set()
     for root in line.running:
         assert root.running

@@ -34,7 +34,8 @@ class Branch:
 
     `append` is read first; then the child generates until a thought ends, it finishes, or, for
     "scored", not at all: the logprobs of `append` come back in `child.score`. A child has no watch
-    but its own and the stop rules. `max_tokens` bounds what it generates.
+    but its own, which hears what it generates, and the stop rules. `max_tokens` bounds that; None:
+    what the parent has left. The `max_tokens` of own `params` isn't asked.
     """
 
     role: Role = "main"
@@ -57,7 +58,7 @@ Decision = Edit | Adopt | list[Branch] | None
 
 
 class TokenEvent(NamedTuple):
-    """One token that entered `seq.tokens` (it is tokens[position])."""
+    """One token that entered `seq.tokens` (it is tokens[position]); `role` brought it."""
 
     token: int
     position: int
@@ -92,7 +93,10 @@ class Watch:
         return None
 
     def on_join(self, seq: Sequence, children: Seq[Sequence]) -> Decision:
-        """All branches that this watch asked for have ended. None: they go, the parent runs on."""
+        """The branches of this watch's last round have ended; here they are, in its order.
+
+        None: they go, with those of earlier rounds, and the parent runs on.
+        """
         return None
 
     def rewound(self, seq: Sequence, pos: int) -> None:

@@ -24,7 +24,7 @@ class Line:
 
     def __init__(self, slots: Slots, max_num_seqs: int) -> None:
         self._slots = slots
-        self._max_num_seqs = max_num_seqs
+        self.max_num_seqs = max_num_seqs
         self.waiting: list[Track] = []
         self.running: list[Track] = []
         self.preemptions = 0
@@ -36,7 +36,7 @@ class Line:
         """The head of the queue, as far as it goes; whether anyone came in."""
         before = len(self.running)
         for track in list(self.waiting):
-            if len(self.running) >= self._max_num_seqs:
+            if len(self.running) >= self.max_num_seqs:
                 break
             if track.leader is None and not self._admit(track):
                 break
@@ -90,7 +90,7 @@ class Line:
                 continue
             for follower in leader.followers:
                 follower.leader = None
-                if len(self.running) < self._max_num_seqs and self._slots.fork(
+                if len(self.running) < self.max_num_seqs and self._slots.fork(
                     seq, follower.seq, tuple(seq.slots)
                 ):
                     follower.seq.prompt_logprobs = seq.prompt_logprobs.copy()

@@ -120,11 +120,6 @@ class ThinkingTracker:
         return self._turns[-1].opened
 
     @property
-    def block(self) -> int:
-        """Where the last block began or ended: names the block."""
-        return self._turns[-1].position
-
-    @property
     def thinking_tokens(self) -> int:
         last = self._turns[-1]
         return last.total + (self._len - last.position if last.opened else 0)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
-from itertools import groupby
 from typing import NamedTuple
 
 from engine.request import MAIN, Batch, Finish, Needs, Role, Row, RowOutput, Sequence, StepOutput
@@ -17,6 +16,7 @@ from engine.scheduler.branches import fork_pending, give_way
 from engine.scheduler.check import check
 from engine.scheduler.controller import Capacity, Controller
 from engine.scheduler.line import Line
+from engine.scheduler.rows import collect, given, groups
 from engine.scheduler.slots import Slots
 from engine.scheduler.stop import StopRules
 from engine.scheduler.thoughts import Thoughts
@@ -189,15 +189,9 @@ class Scheduler:
         return batches
 
     def _fill(self, role: Role, wanted: list[tuple[Track, int]]) -> list[Row]:
-        """Rows for one role. Decodes first; of each priority, the longer ones share the rest."""
+        """Rows for one role, as far as its tokens of a step go; a group shares what is left."""
         rest, rows = self._max_batched_tokens, []
-        shared = [
-            list(group)
-            for _, group in groupby(
-                ((t, n) for t, n in wanted if n > 1), key=lambda item: item[0].seq.priority
-            )
-        ]
-        for group in ([item for item in wanted if item[1] == 1], *shared):
+        for group in groups(wanted):
             for at, (track, missing) in enumerate(group):
                 share = -(-rest // (len(group) - at))
                 row = self._row(track, role, min(missing, share)) if share else None
@@ -213,7 +207,7 @@ class Scheduler:
             if count:
                 start = seq.computed[role]
                 self._flying[seq] = track
-                return Row(seq, start, count, _given(track, role, start))
+                return Row(seq, start, count, given(track, role, start))
             self._make_room(track, role)
         return None
 
@@ -249,7 +243,7 @@ class Scheduler:
         seq.computed[role] += row.count
         self._ran[role] += row.count
         if row.given is not None:
-            _collect(track, row, got)
+            collect(track, row, got)
         elder = track.parent
         while elder is not None:
             elder.decisions, elder = 0, elder.parent
@@ -322,24 +316,3 @@ class Scheduler:
     def stats(self) -> Stats:
         line = self._line
         return Stats(len(line.running), len(line.waiting), line.preemptions, dict(self._ran))
-
-
-def _given(track: Track, role: Role, start: int) -> int | None:
-    """Whether a row must also answer the logprobs of known tokens, and with how many others."""
-    seq = track.seq
-    if track.scored:
-        return 0
-    missing = start <= len(seq.prompt_logprobs) < seq.prompt_len - 1
-    if track.parent is None and role == seq.role and missing:
-        return seq.params.prompt_logprobs
-    return None
-
-
-def _collect(track: Track, row: Row, got: RowOutput) -> None:
-    seq = track.seq
-    if track.scored:
-        assert seq.score is not None
-        seq.score.extend(each.logprob for each in got.given)
-        return
-    have = len(seq.prompt_logprobs)
-    seq.prompt_logprobs.extend(got.given[have - row.start : seq.prompt_len - 1 - row.start])

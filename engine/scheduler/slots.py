@@ -21,11 +21,13 @@ class Slots:
     def admit(self, seq: Sequence, *, spare: bool = True) -> bool:
         """All roles that are always used, with room for a child where children may run."""
         for role in self.always:
-            room = 1 if spare and role in self._spare else 0
-            if not self._admit(seq, role, room):
+            if not self._admit(seq, role, self._room(role) if spare else 0):
                 self.release(seq)
                 return False
         return True
+
+    def _room(self, role: Role) -> int:
+        return int(role in self._spare)
 
     def _admit(self, seq: Sequence, role: Role, spare: int) -> bool:
         granted = self.capacity[role].admit(seq, spare)
@@ -34,20 +36,22 @@ class Slots:
         seq.slots[role], seq.computed[role] = granted
         limit = len(seq.tokens) - 1
         if seq.params.prompt_logprobs is not None:  # what a prefix hit covers has no logprobs
-            limit = min(limit, max(0, len(seq.prompt_logprobs)))
+            limit = min(limit, len(seq.prompt_logprobs))
         self.trim(seq, role, limit)
         if role == MAIN and not seq.output_len:
             seq.cached_tokens = seq.computed[role]
         return True
 
-    def hold(self, seq: Sequence, role: Role) -> bool:
-        """Whether it has a slot of this role, admitted now if need be."""
-        return role in seq.slots or self._admit(seq, role, 0)
+    def hold(self, seq: Sequence, role: Role) -> None:
+        """A slot of one role that it has come to use, if there is one."""
+        if role not in seq.slots:
+            self._admit(seq, role, 0)
 
     def fork(self, parent: Sequence, child: Sequence, roles: tuple[Role, ...]) -> bool:
-        """Share the parent's pages with the child in all these roles, or in none."""
+        """Share the parent's pages in all these roles, or in none; for a branch or a choice."""
         for role in roles:
-            slot = self.capacity[role].fork(parent.slots[role], child)
+            spare = self._room(role) if child.parent is None else 0
+            slot = self.capacity[role].fork(parent.slots[role], child, spare)
             if slot is None:
                 self.release(child)
                 return False

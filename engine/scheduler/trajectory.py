@@ -36,6 +36,7 @@ class Arrival(NamedTuple):
 
     token: int
     origin: Origin
+    role: Role
     logprob: TokenLogprob | None = None
     entropy: float | None = None
     watch: tuple[float, ...] = ()
@@ -93,7 +94,7 @@ class Trajectory:
         """A model has run to the sequence's end and sampled a token."""
         assert out.token is not None
         track.decisions = 0
-        arrival = Arrival(out.token, "sampled", out.logprob, out.entropy, out.watch)
+        arrival = Arrival(out.token, "sampled", track.seq.role, out.logprob, out.entropy, out.watch)
         self._guard(track, lambda: self._run(track, Plan(deque((arrival,))), None))
 
     def join(self, track: Track) -> None:
@@ -152,7 +153,7 @@ class Trajectory:
         """An ordinary end closes the thought that is open; the watches hear of it."""
         self.end(track, finish)
         if finish.reason in ("stop", "length") and track.thoughts.close():
-            self._thought(track)
+            self._thought(track, track.seq.role)
 
     def _first(self, track: Track, call: Callable[[Ear], Decision]) -> Verdict | None:
         """All watches hear; the first that decides wins."""
@@ -173,28 +174,30 @@ class Trajectory:
             seq.logprobs.append(arrival.logprob or TokenLogprob(arrival.token, 0.0))
         logprob = arrival.logprob.logprob if arrival.logprob else None
         event = TokenEvent(
-            arrival.token, position, seq.role, arrival.origin, arrival.entropy, logprob
+            arrival.token, position, arrival.role, arrival.origin, arrival.entropy, logprob
         )
 
         def tell(ear: Ear) -> Decision:
-            own = tuple(arrival.watch[i] for i in ear.ids) if arrival.watch else ()
+            if not (ear.ids and arrival.watch):
+                return ear.watch.on_token(seq, event)
+            own = tuple(arrival.watch[i] for i in ear.ids)
             return ear.watch.on_token(seq, event._replace(watch=own))
 
         verdict = self._first(track, tell)
         if track.thoughts.feed(arrival.token):
-            on_thought = self._thought(track)
+            on_thought = self._thought(track, arrival.role)
             verdict = on_thought if verdict is None else verdict
             if verdict is None and track.branch is not None and track.branch.until == "thought":
                 track.ended = True
         return verdict
 
-    def _thought(self, track: Track) -> Verdict | None:
+    def _thought(self, track: Track, role: Role) -> Verdict | None:
         seq = track.seq
         start, end = max(seq.prompt_len, *seq.thought_ends[-1:], 0), len(seq.tokens)
         seq.thought_ends.append(end)
         known = [e for e in track.entropies[max(0, start - track.base) :] if e is not None]
         mean = sum(known) / len(known) if known else None
-        event = ThoughtEvent(start, end, seq.role, mean)
+        event = ThoughtEvent(start, end, role, mean)
         return self._first(track, lambda ear: ear.watch.on_thought(seq, event))
 
     # decisions
@@ -241,7 +244,7 @@ class Trajectory:
         if edit.truncate is not None and edit.truncate < len(track.seq.tokens):
             self._truncate(track, ear, edit.truncate)
         self._mark_stale(track)
-        forced = deque(Arrival(token, "forced") for token in edit.append)
+        forced = deque(Arrival(token, "forced", track.seq.role) for token in edit.append)
         return Plan(forced, edit.role, edit.finish)
 
     def _truncate(self, track: Track, ear: Ear, pos: int) -> None:
@@ -250,8 +253,8 @@ class Trajectory:
             raise Fault(f"{ear.name}: truncate={pos} would cut into the prompt ({track.floor})")
         if pos < track.reported:
             raise Fault(
-                f"{ear.name}: truncate={pos} would take back {track.reported} tokens that its"
-                " settled() had let go"
+                f"{ear.name}: truncate={pos} would take back text that its settled() had let go"
+                f" (the first {track.reported} tokens)"
             )
         del seq.tokens[pos:]
         del seq.logprobs[pos - track.base :], track.entropies[pos - track.base :]
@@ -280,7 +283,7 @@ class Trajectory:
         known: Seq[TokenLogprob | None] = child.seq.logprobs or [None] * len(tokens)
         return Plan(
             deque(
-                Arrival(token, "adopted", logprob, entropy)
+                Arrival(token, "adopted", child.seq.role, logprob, entropy)
                 for token, logprob, entropy in zip(tokens, known, child.entropies, strict=True)
             )
         )

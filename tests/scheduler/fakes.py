@@ -10,8 +10,10 @@ import hashlib
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import Any
 
 from engine.request import (
+    Admission,
     Batch,
     Role,
     Row,
@@ -21,7 +23,7 @@ from engine.request import (
     StepOutput,
     TokenLogprob,
 )
-from engine.scheduler.controller import Admission, Controller
+from engine.scheduler.controller import Controller
 from engine.scheduler.reasoning import Markers
 from engine.scheduler.scheduler import Scheduler, Settled
 from engine.scheduler.stop import StopRules
@@ -53,7 +55,8 @@ def noise(*what: object) -> int:
 def letters(role: Role, tokens: Seq[int], lineage: int) -> int:
     """Random text of few symbols, blank lines and ends among them; depends on every token."""
     draw = noise(role, tuple(tokens), lineage)
-    return [*b"aabbcc\n\n\n", EOS if draw % 7 == 0 else 97][draw % 10]
+    choices: list[int] = [*b"aabbcc\n\n\n", EOS if draw % 7 == 0 else 97]
+    return choices[draw % 10]
 
 
 def logprob_of(role: Role, tokens: Seq[int], token: int) -> TokenLogprob:
@@ -70,7 +73,6 @@ class FakeCapacity:
 
     pages: int
     page: int = 4
-    bounded: bool = True  # spare children are reserved
     slots: dict[int, list[int]] = field(default_factory=dict)
     tables: dict[int, list[int]] = field(default_factory=dict)
     refs: dict[int, int] = field(default_factory=dict)
@@ -125,8 +127,8 @@ class FakeCapacity:
         self.slots[slot].extend(row.seq.tokens[row.start : row.start + row.count])
         assert len(self.slots[slot]) <= len(self.tables[slot]) * self.page, "no page reserved"
 
-    def fork(self, slot: int, child: Sequence) -> int | None:
-        if not self.free:
+    def fork(self, slot: int, child: Sequence, spare: int = 0) -> int | None:
+        if self.free <= spare:
             return None
         self.born += 1
         twin = self.born
@@ -177,11 +179,11 @@ class Rig:
         max_model_len: int = 10_000,
         max_num_seqs: int = 8,
         max_batched_tokens: int = 32,
-        **capacity: int | None,
+        **capacity: Any,
     ) -> None:
         markers = markers or Markers()
         self.model = model
-        self.capacity = {role: FakeCapacity(pages, **capacity) for role in roles}  # type: ignore[arg-type]
+        self.capacity = {role: FakeCapacity(pages, **capacity) for role in roles}
         self.scheduler = Scheduler(
             self.capacity,
             stop=StopRules(
@@ -201,10 +203,10 @@ class Rig:
         self.batches: list[Batch] = []
 
     def add(
-        self, prompt: str | list[int], *, id: str = "r", priority: int = 0, **params: object
+        self, prompt: str | list[int], *, id: str = "r", priority: int = 0, **params: Any
     ) -> list[Sequence]:
         tokens = ids(prompt) if isinstance(prompt, str) else prompt
-        settings = SamplingParams(**params)  # type: ignore[arg-type]
+        settings = SamplingParams(**params)
         choices = [
             Sequence(id, len(tokens), tokens.copy(), settings, priority=priority)
             for _ in range(settings.n)
@@ -250,6 +252,7 @@ class Rig:
         new = self.scheduler.drain()
         for seq, start, end, _ in new:
             text = self.text.setdefault((seq.id, seq.index), [])
+            assert not any(s.seq is seq and s.finish for s in self.settled), "text after the end"
             assert start == seq.prompt_len + len(text), "a token was left out or given twice"
             text.extend(seq.tokens[start:end])
         self.settled.extend(new)
@@ -265,7 +268,7 @@ class Rig:
         for capacity in self.capacity.values():
             assert not capacity.slots, "slots leak"
             assert not capacity.refs, "pages leak"
-        finished = [(s.seq.id, s.seq.index) for s in self.settled if s.finish]
+        finished = [id(s.seq) for s in self.settled if s.finish]
         assert len(finished) == len(set(finished)), "a choice was reported twice"
         return self
 

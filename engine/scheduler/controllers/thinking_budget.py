@@ -41,6 +41,8 @@ class BudgetWatch(Watch):
         self._closing_at: int | None = None  # where the open block's closing phrase begins
 
     def begin(self, seq: Sequence) -> Edit | None:
+        if seq.params.thinking_token_budget is None:
+            return None
         markers = self._controller.markers
         self._chain = track_chain(markers, seq.tokens, self._controller.token_bytes)
         return self._close(seq)
