@@ -71,19 +71,6 @@ class Sampler:
         self.vocab_size = vocab_size
         self.defaults = defaults
 
-    def check(self, params: SamplingParams) -> None:
-        """ValueError if the request names a token that the model doesn't have."""
-        for name, ids in (
-            ("allowed_token_ids", params.allowed_token_ids or ()),
-            ("logit_bias", params.logit_bias or ()),
-        ):
-            for token in ids:
-                if not 0 <= token < self.vocab_size:
-                    raise ValueError(
-                        f"{name} names token {token}, but the model's tokens are "
-                        f"0 to {self.vocab_size - 1}"
-                    )
-
     def sample(self, logits: Tensor, rows: Seq[Row], needs: Needs) -> list[RowOutput]:
         """One output for each row of float32 logits [R, V], which belong to `rows` in order.
 

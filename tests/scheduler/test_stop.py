@@ -140,12 +140,6 @@ def test_ignore_eos_is_not_banned() -> None:
     assert feed.watch.rules(feed.seq) == ()
 
 
-def test_allowed_ids_and_bias() -> None:
-    feed = Feed(allowed_token_ids=[5, 6], logit_bias={7: 1.5})
-    masks = [rule.mask([]) for rule in feed.watch.rules(feed.seq)]
-    assert masks == [Mask(allow=(5, 6)), Mask(bias={7: 1.5})]
-
-
 def test_dormant_while_thinking() -> None:
     feed = Feed(rules(markers=THINK), stop="ab")
     assert feed.push(OPEN, *ids("ab a"), CLOSE) is None
