@@ -99,13 +99,12 @@ class Compactor:
         # Padding reads some cell of the table, masked by `valid`.
         index = np.broadcast_to(np.arange(start, end), valid.shape)
         heads = np.arange(len(length))[:, None]
-        cells = tables.layer_cells(slot, layer, heads, index)
-        k, v, pos = self._store.read(torch.from_numpy(cells).to(device))
+        cells = torch.from_numpy(tables.layer_cells(slot, layer, heads, index)).to(device)
+        found = self._store.read(cells.view(-1))
+        k, v, pos = (x.view(1, *cells.shape, *x.shape[1:]) for x in found)
         queries, query_pos = (None, None) if self._ring is None else self._ring.read(layer, slot)
         mask = torch.from_numpy(valid).to(device)[None]
-        return LayerView(
-            layer, start, end, k[None], v[None], pos.long()[None], mask, queries, query_pos
-        )
+        return LayerView(layer, start, end, k, v, pos.long(), mask, queries, query_pos)
 
     def _apply(self, slot: int, layer: int, first: int, stays: NDArray[np.bool_]) -> None:
         """Close the gaps among the cells from page `first` on. Pages are let go before others are

@@ -78,7 +78,7 @@ class StepKV:
         return out
 
     def _group(self, layer: int, group: Group, q: Tensor) -> Tensor:
-        rows = q.view(*group.q_pos.shape, *q.shape[1:])  # [B, M, Hq, D]
+        rows = q.reshape(*group.q_pos.shape, *q.shape[1:])  # [B, M, Hq, D]
         store = self._store
         table, lengths = group.table[layer], group.lengths[layer]
         out = self._attend(rows, store.k, store.v, store.pos, table, lengths, group.q_pos)

@@ -6,6 +6,7 @@ from engine.cache.paged import PagedCache
 from engine.cache.policies.sinks_recent import SinksRecent
 from engine.cache.policy import KVSpec
 from engine.request import Sequence
+from engine.scheduler.controller import Capacity
 from tests.cache.harness import SHAPE, catch_up, dense, make_cache, make_seq, step
 
 
@@ -13,6 +14,12 @@ def admit(cache: PagedCache, seq: Sequence, spare: int = 0) -> int:
     admitted = cache.admit(seq, spare)
     assert admitted is not None
     return admitted.slot
+
+
+def test_the_scheduler_sees_a_capacity() -> None:
+    cache = make_cache()
+    capacity: Capacity = cache  # the type checker's test
+    assert capacity.refuses(1) is None
 
 
 def test_chunks_and_decode_attend_like_a_dense_cache() -> None:

@@ -151,6 +151,21 @@ def test_in_the_cache_its_cells_and_pages_are_bounded(
     assert cache.stats().used_pages == 0
 
 
+@pytest.mark.parametrize("allocation", [Uniform(), Ragged()], ids=repr)
+@pytest.mark.parametrize("budget", [24, 25, 128])
+def test_allocations_share_out_the_budget_exactly(
+    allocation: Uniform | Ragged, budget: int
+) -> None:
+    layers = allocation.layer_budgets(SHAPE, budget)
+    assert len(layers) == SHAPE.layers
+    assert sum(layers) == SHAPE.layers * budget
+    for total in layers:
+        valid = torch.ones(3, SHAPE.kv_heads, 200, dtype=torch.bool)
+        heads = allocation.head_budgets(torch.zeros(3, SHAPE.kv_heads, 200), valid, total)
+        assert heads.shape == (3, SHAPE.kv_heads)
+        assert (heads.sum(-1) == SHAPE.kv_heads * total).all()
+
+
 def test_sinks_recent_chooses_by_position_alone() -> None:
     spec = KVSpec(policy=SinksRecent(), budget_tokens=32, window=8)
     cache = make_cache(spec, pages=64)
