@@ -17,6 +17,7 @@ from torch import Tensor
 
 from engine.cache.format import CellStore
 from engine.cache.pages import PAGE
+from engine.cache.parts import Parts
 from engine.cache.ring import QueryRing, Remembered
 from engine.cache.tables import Tables
 
@@ -93,10 +94,11 @@ class StepKV:
 
 
 def plan_step(
-    tables: Tables, store: CellStore, ring: QueryRing | None, rows: Rows
+    parts: Parts, rows: Rows
 ) -> tuple[Tensor, list[Group], tuple[QueryRing, Remembered] | None]:
     """Where the rows' tokens go: cells [L, T * H], groups, and who is remembered. Positions of the
     new cells, which no layer changes, are written here."""
+    tables, store, ring = parts.tables, parts.store, parts.ring
     device = store.k.device
     first = np.cumsum(rows.counts) - rows.counts  # [R] each row's first token
     owner = np.repeat(np.arange(len(rows.slots)), rows.counts)  # [T]
