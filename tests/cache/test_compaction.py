@@ -212,3 +212,21 @@ def test_queries_are_remembered_only_before_a_compaction() -> None:
     assert ring.read(0, slot)[1][0].tolist() == [47, 56, 57, 58]
     cache.truncate(slot, 57)
     assert ring.read(0, slot)[1][0].tolist() == [-1, -1, 47, 56]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+def test_a_child_forked_just_before_its_parents_compaction_is_compacted_too(
+    policy: SinksRecent | SnapKV,
+) -> None:
+    cache = make_cache(spec_of(policy, Uniform()))
+    seq = make_seq(range(34), 20, max_tokens=40)
+    slot = admit(cache, seq)
+    assert cache.reserve(seq, slot, 34) == 34
+    step(cache, [(seq, slot, 34)])  # the scheduler forks before the executor compacts
+    child = make_seq([*range(34), 90], 20, max_tokens=40)
+    fork = cache.fork(slot, child)
+    assert fork is not None
+    cache.compress([slot])
+    assert cache.reserve(child, fork, 1) == 1
+    assert kept(cache, slot) == kept(cache, fork)
+    cache.check()

@@ -221,12 +221,12 @@ class CacheMachine(RuleBasedStateMachine):
 
 class Bounded(CacheMachine):
     spec = KVSpec(policy=Scripted(), budget_tokens=20, window=9, allocation=Ragged())
-    pages = 50
+    pages = 66
 
 
 class Streaming(CacheMachine):
     spec = KVSpec(policy=Scripted(skip=3, tail=2, streams_prompt=True), budget_tokens=20, window=13)
-    pages = 34
+    pages = 50
 
 
 @pytest.mark.parametrize("machine", [CacheMachine, Bounded, Streaming])
