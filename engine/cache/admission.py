@@ -64,9 +64,14 @@ class Ledger:
 
     def room(self, slot: int) -> int:
         """Pages that the slot may take now."""
-        return max(self.available(), 0) + max(
-            self.promised[slot] - self._tables.held_pages[slot], 0
-        )
+        own = max(self.promised[slot] - self._tables.held_pages[slot], 0)
+        # Truncating shared pages frees none: then growing slots' promises fall short.
+        return max(self.available() + own, 0)
+
+    def copied(self, slot: int, pages: int) -> None:
+        """The slot holds as many pages as before, but these it shared and now are its own."""
+        if self.growing:
+            self.promised[slot] -= pages
 
     def admit(self, slot: int, promise: int, spare: int, shared: int) -> bool:
         """Promise, if there's room. A growing slot gets `shared` pages that others use anyway."""

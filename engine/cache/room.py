@@ -41,6 +41,7 @@ def make_room(parts: Parts, ledger: Ledger, slot: int, end: int) -> int:
     if copies:
         layers, heads, columns = (axis[shared] for axis in tails)
         _copy(parts, slot, (layers, heads, columns), new[:copies])
+        ledger.copied(slot, copies)
     tables.set_taken(slot, taken, new[copies:])
     tables.ready[slot] = start + int((taken * PAGE - length).min())
     return start + tokens

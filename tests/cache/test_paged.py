@@ -173,3 +173,17 @@ def test_low_precision_cells() -> None:
     out = catch_up(cache, seq, admit(cache, seq), 7)
     torch.testing.assert_close(out, dense(seq), atol=3e-2, rtol=3e-2)
     assert cache.stats().page_bytes == 16 * (2 * 8 * 2 + 4)
+
+
+def test_forks_that_copy_their_last_pages_take_no_more_than_there_is() -> None:
+    cache = make_cache(pages=24)
+    seq = make_seq(range(17), max_tokens=99)
+    slot = admit(cache, seq)
+    catch_up(cache, seq, slot)  # 2 pages a head: 8
+    children = [make_seq([*range(17), 90 + i], 17, max_tokens=99) for i in range(4)]
+    forks = [at for child in children if (at := cache.fork(slot, child)) is not None]
+    assert len(forks) == 3  # of 16 free pages, 4 stay promised to each, and there are 4 slots
+    granted = [cache.reserve(child, fork, 40) for child, fork in zip(children, forks, strict=False)]
+    assert all(granted), "room to copy is part of the promise"
+    assert cache.stats().free_pages >= 0
+    cache.check()
