@@ -230,3 +230,20 @@ def test_a_child_forked_just_before_its_parents_compaction_is_compacted_too(
     assert cache.reserve(child, fork, 1) == 1
     assert kept(cache, slot) == kept(cache, fork)
     cache.check()
+
+
+def test_a_child_has_its_parents_queries() -> None:
+    spec = KVSpec(policy=SnapKV(queries=12), budget_tokens=24, window=10)
+    cache = make_cache(spec)
+    seq = make_seq(range(30), 20, max_tokens=40)  # compacted at 34: queries from 22 on are kept
+    slot = admit(cache, seq)
+    catch_up(cache, seq, slot)
+    child = make_seq([*range(30), *range(60, 70)], 20, max_tokens=40)
+    fork = cache.fork(slot, child)
+    assert fork is not None
+    catch_up(cache, child, fork)
+    fresh = make_cache(spec)
+    other = admit(fresh, child)
+    catch_up(fresh, child, other)
+    assert cache.stats().evicted_cells > 0
+    assert kept(cache, fork) == kept(fresh, other)
