@@ -45,10 +45,10 @@ class Ledger:
     def promise(self, seq: Sequence, max_len: int) -> int:
         """Pages to promise at admission. A sequence too large for the pool is promised all of it
         and ends when that is full."""
-        total = len(seq.tokens) + 1
+        total = len(seq.tokens)
         if not self.growing:
             new = max_len if seq.params.max_tokens is None else seq.params.max_tokens
-            total = min(max_len, max(total, seq.prompt_len + new))
+            total = min(max_len, max(total + 1, seq.prompt_len + new))
         # One page a head more: a bounded slot's heads are ragged, a growing one runs a little.
         pages = -(-self._peak(seq.prompt_len, total) // PAGE) + 1
         return min(self._heads * pages, self._pool.pages)
@@ -64,9 +64,14 @@ class Ledger:
 
     def room(self, slot: int) -> int:
         """Pages that the slot may take now."""
-        return max(self.available(), 0) + max(
-            self.promised[slot] - self._tables.held_pages[slot], 0
-        )
+        own = max(self.promised[slot] - self._tables.held_pages[slot], 0)
+        # Truncating shared pages frees none: then growing slots' promises fall short.
+        return max(self.available() + own, 0)
+
+    def copied(self, slot: int, pages: int) -> None:
+        """The slot holds as many pages as before, but these it shared and now are its own."""
+        if self.growing:
+            self.promised[slot] -= pages
 
     def admit(self, slot: int, promise: int, spare: int, shared: int) -> bool:
         """Promise, if there's room. A growing slot gets `shared` pages that others use anyway."""

@@ -12,36 +12,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.cache.format import CellStore
-from engine.cache.pages import PAGE, Ints, PagePool
+from engine.cache.pages import PAGE, Ints
+from engine.cache.parts import Parts
 from engine.cache.policy import KVPolicy, KVSpec
-from engine.cache.prefix import PrefixCache
-from engine.cache.ring import QueryRing
-from engine.cache.tables import NEVER, Tables, pages_for
+from engine.cache.tables import NEVER, pages_for
 from engine.cache.view import KVShape, LayerView
 
 
 class Compactor:
     """Applies one policy to slots whose time has come."""
 
-    def __init__(
-        self,
-        policy: KVPolicy,
-        shape: KVShape,
-        spec: KVSpec,
-        tables: Tables,
-        store: CellStore,
-        pool: PagePool,
-        prefix: PrefixCache,
-        ring: QueryRing | None,
-    ) -> None:
+    def __init__(self, policy: KVPolicy, shape: KVShape, spec: KVSpec, parts: Parts) -> None:
         self._policy = policy
         self._spec = spec
-        self._tables = tables
-        self._store = store
-        self._pool = pool
-        self._prefix = prefix
-        self._ring = ring
+        self._tables = parts.tables
+        self._store = parts.store
+        self._parts = parts
         self._budgets = spec.allocation.layer_budgets(shape, spec.budget)
         if len(self._budgets) != shape.layers or sum(self._budgets) != spec.budget * shape.layers:
             raise ValueError(
@@ -99,13 +85,13 @@ class Compactor:
         # Padding reads some cell of the table, masked by `valid`.
         index = np.broadcast_to(np.arange(start, end), valid.shape)
         heads = np.arange(len(length))[:, None]
-        cells = tables.layer_cells(slot, layer, heads, index)
-        k, v, pos = self._store.read(torch.from_numpy(cells).to(device))
-        queries, query_pos = (None, None) if self._ring is None else self._ring.read(layer, slot)
+        cells = torch.from_numpy(tables.layer_cells(slot, layer, heads, index)).to(device)
+        found = self._store.read(cells.view(-1))
+        k, v, pos = (x.view(1, *cells.shape, *x.shape[1:]) for x in found)
+        ring = self._parts.ring
+        queries, query_pos = (None, None) if ring is None else ring.read(layer, slot)
         mask = torch.from_numpy(valid).to(device)[None]
-        return LayerView(
-            layer, start, end, k[None], v[None], pos.long()[None], mask, queries, query_pos
-        )
+        return LayerView(layer, start, end, k, v, pos.long(), mask, queries, query_pos)
 
     def _apply(self, slot: int, layer: int, first: int, stays: NDArray[np.bool_]) -> None:
         """Close the gaps among the cells from page `first` on. Pages are let go before others are
@@ -128,7 +114,7 @@ class Compactor:
         table, old = self._tables.table[slot, layer], self._tables.taken[slot, layer]
         columns = np.arange(table.shape[-1])
         after = columns >= first
-        self._pool.drop(table[after & (columns < old[:, None])])
+        self._parts.pool.drop(table[after & (columns < old[:, None])])
         fresh = after & (columns < taken[:, None])  # [H, P]
-        table[fresh] = self._prefix.take(int(fresh.sum()))
+        table[fresh] = self._parts.prefix.take(int(fresh.sum()))
         self._tables.taken[slot, layer] = taken

@@ -32,15 +32,15 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
 
 
 class Cells(NamedTuple):
-    """Some cells, gathered: leading dimensions as asked for."""
+    """Some cells, gathered."""
 
-    k: Tensor  # [..., D]
-    v: Tensor  # [..., D]
-    pos: Tensor  # [...] int32
+    k: Tensor  # [N, D]
+    v: Tensor  # [N, D]
+    pos: Tensor  # [N] int32
 
 
 class CellStore:
-    """The pools. Indices are flat cells, int64 tensors on the pools' device."""
+    """The pools. Indices are flat cells [N], int64 on the pools' device."""
 
     def __init__(self, pages: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
         self.k = zeros((pages, PAGE, head_dim), dtype, device)
@@ -56,15 +56,15 @@ class CellStore:
         return PAGE * (2 * head_dim * dtype.itemsize + 4)
 
     def write(self, cells: Tensor, k: Tensor, v: Tensor) -> None:
-        """k, v [N, D] into cells [N], all different."""
-        self._k.index_copy_(0, cells, k.to(self.k.dtype))
-        self._v.index_copy_(0, cells, v.to(self.v.dtype))
+        """k, v [N, D] into distinct cells."""
+        self._k[cells] = k.to(self.k.dtype)
+        self._v[cells] = v.to(self.v.dtype)
 
     def write_pos(self, cells: Tensor, pos: Tensor) -> None:
-        self._pos.index_copy_(0, cells, pos)
+        self._pos[cells] = pos
 
     def read(self, cells: Tensor) -> Cells:
-        return Cells(self._k[cells], self._v[cells], self._pos[cells])
+        return Cells(*(pool.index_select(0, cells) for pool in (self._k, self._v, self._pos)))
 
     def copy(self, src: Tensor, dst: Tensor) -> None:
         """Whole pages, [n] int64 ids each."""

@@ -7,22 +7,21 @@ plans a step, lets every layer attend, and finishes it. Pages move only in here.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from engine.cache.admission import Ledger
 from engine.cache.compact import Compactor
 from engine.cache.format import CellStore, cell_dtype
 from engine.cache.pages import PAGE, Ints, PagePool
+from engine.cache.parts import Parts
 from engine.cache.policy import KVSpec
 from engine.cache.prefix import PrefixCache, chain_keys
 from engine.cache.ring import QueryRing
+from engine.cache.room import make_room
 from engine.cache.step import Attend, Rows, StepKV, plan_step
 from engine.cache.tables import NEVER, Tables, pages_for
 from engine.cache.view import KVShape
@@ -86,17 +85,9 @@ class PagedCache:
         self._queries = 0 if spec.policy is None else spec.policy.queries
         if self._queries:
             self._ring = QueryRing(shape, self._queries, slots, dtype, device)
+        self._parts = Parts(self._tables, self._store, self._pool, self._prefix, self._ring)
         if spec.policy is not None:
-            self._compactor = Compactor(
-                spec.policy,
-                shape,
-                spec,
-                self._tables,
-                self._store,
-                self._pool,
-                self._prefix,
-                self._ring,
-            )
+            self._compactor = Compactor(spec.policy, shape, spec, self._parts)
 
     @staticmethod
     def page_bytes(shape: KVShape, spec: KVSpec, dtype: torch.dtype) -> int:
@@ -167,48 +158,8 @@ class PagedCache:
         start = tables.computed[slot]
         end = min(start + tokens, tables.point[slot], self.max_len)
         if end > tables.ready[slot]:
-            end = self._make_room(slot, end)
+            end = make_room(self._parts, self._ledger, slot, end)
         return end - start
-
-    def _make_room(self, slot: int, end: int) -> int:
-        """Take pages for the tokens up to `end`, or as many as there's room for; the new end."""
-        tables, pool = self._tables, self._pool
-        start, length = tables.computed[slot], tables.length[slot]
-        tails = tables.tails(slot)
-        old = tables.table[slot][tails]
-        copied = pool.refs[old] > 1
-        copies = int(np.count_nonzero(copied))
-        # A bounded slot's share of a page was counted in full when it was shared.
-        room = self._ledger.room(slot) - (copies if self._ledger.growing else 0)
-
-        def need(tokens: int) -> int:
-            wanted = np.maximum(pages_for(length + tokens), tables.taken[slot])
-            return int(wanted.sum()) - tables.held_pages[slot]
-
-        tokens = end - start
-        if need(tokens) > room:
-            tokens = _most(tokens, lambda count: need(count) <= room)
-        if tokens <= 0:
-            return start
-        new = self._prefix.take(copies + need(tokens))
-        if copies:
-            self._copy(slot, tails, copied, new[:copies])
-        taken = np.maximum(pages_for(length + tokens), tables.taken[slot])
-        tables.set_taken(slot, taken, new[copies:])
-        tables.ready[slot] = start + int((taken * PAGE - length).min())
-        return start + tokens
-
-    def _copy(
-        self, slot: int, tails: tuple[NDArray[np.intp], ...], which: NDArray[np.bool_], new: Ints
-    ) -> None:
-        """Copy on write: the slot's partly filled pages that others see too."""
-        where = tuple(axis[which] for axis in tails)
-        table, device = self._tables.table[slot], self._store.k.device
-        old = table[where]
-        src, dst = (torch.from_numpy(ids.astype(np.int64)).to(device) for ids in (old, new))
-        self._store.copy(src, dst)
-        self._pool.drop(old)
-        table[where] = new
 
     def fork(self, slot: int, child: Sequence, spare: int = 0) -> int | None:
         """A slot for the child, sharing every page; None if there's no room for it."""
@@ -218,8 +169,9 @@ class PagedCache:
         new, tables = self._free_slots.pop(), self._tables
         tables.copy(slot, new)
         self._pool.share(tables.used(new))
-        # Both must look again before they write: their last pages are shared now.
-        tables.ready[slot] = tables.ready[new] = tables.computed[slot]
+        # The child copies its last pages before it writes. The parent may fill up those that it
+        # had room in: what it appends lies beyond the child's cells.
+        tables.ready[new] = tables.computed[new]
         self._keys[new] = self._keys[slot]
         if self._ring is not None:
             self._ring.copy(slot, new)
@@ -260,7 +212,7 @@ class PagedCache:
             assert start == tables.computed[slot], f"slot {slot} goes on at {tables.computed[slot]}"
             assert start + count <= tables.ready[slot], f"slot {slot} has no room reserved"
         planned = Rows(*np.array(rows, dtype=np.int64).T)
-        cells, groups, memory = plan_step(tables, self._store, self._ring, planned)
+        cells, groups, memory = plan_step(self._parts, planned)
         return StepKV(
             self._store, self._attend, cells, groups, memory, lambda: self._advance(planned)
         )
@@ -335,8 +287,3 @@ class PagedCache:
                     assert pos.size <= tables.computed[slot]
                     assert not pos.size or pos[-1] < tables.computed[slot]
         assert np.array_equal(refs, pool.refs), "references"
-
-
-def _most(limit: int, fits: Callable[[int], bool]) -> int:
-    """The largest count up to `limit` that fits; 0 always does."""
-    return bisect_left(range(1, limit + 1), True, key=lambda count: not fits(count))

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from engine.cache.format import CellStore
 from engine.cache.pages import PAGE
+from engine.cache.parts import Parts
 from engine.cache.ring import QueryRing, Remembered
 from engine.cache.tables import Tables
 
@@ -78,7 +79,7 @@ class StepKV:
         return out
 
     def _group(self, layer: int, group: Group, q: Tensor) -> Tensor:
-        rows = q.view(*group.q_pos.shape, *q.shape[1:])  # [B, M, Hq, D]
+        rows = q.reshape(*group.q_pos.shape, *q.shape[1:])  # [B, M, Hq, D]
         store = self._store
         table, lengths = group.table[layer], group.lengths[layer]
         out = self._attend(rows, store.k, store.v, store.pos, table, lengths, group.q_pos)
@@ -93,10 +94,11 @@ class StepKV:
 
 
 def plan_step(
-    tables: Tables, store: CellStore, ring: QueryRing | None, rows: Rows
+    parts: Parts, rows: Rows
 ) -> tuple[Tensor, list[Group], tuple[QueryRing, Remembered] | None]:
     """Where the rows' tokens go: cells [L, T * H], groups, and who is remembered. Positions of the
     new cells, which no layer changes, are written here."""
+    tables, store, ring = parts.tables, parts.store, parts.ring
     device = store.k.device
     first = np.cumsum(rows.counts) - rows.counts  # [R] each row's first token
     owner = np.repeat(np.arange(len(rows.slots)), rows.counts)  # [T]

@@ -31,7 +31,7 @@ def naive_attend(
         for h in range(table.shape[1]):
             n = int(lengths[b, h])
             pages = table[b, h].long()
-            k, v = k_pool[pages].flatten(0, 1)[:n], v_pool[pages].flatten(0, 1)[:n]
+            k, v = (pool[pages].flatten(0, 1)[:n].to(q.dtype) for pool in (k_pool, v_pool))
             sees = pos_pool[pages].flatten()[:n] <= q_pos[b][:, None]  # [M, n]
             heads = q[b, :, h * group : (h + 1) * group].transpose(0, 1)  # [G, M, D]
             logits = heads @ k.mT * q.shape[-1] ** -0.5

@@ -1,0 +1,261 @@
+"""What every policy in the folder must keep to, and what each one is meant to choose."""
+
+import importlib
+import inspect
+import pkgutil
+
+import pytest
+import torch
+
+from engine.cache import policies
+from engine.cache.policies.sinks_recent import SinksRecent
+from engine.cache.policies.snapkv import SnapKV
+from engine.cache.policy import KVPolicy, KVSpec, ScorePolicy, Uniform
+from engine.cache.view import LayerView
+from tests.cache.harness import SHAPE, catch_up, make_cache, make_seq
+from tests.cache.scripted import Ragged
+
+
+def found() -> list[type[KVPolicy]]:
+    modules = [
+        importlib.import_module(f"{policies.__name__}.{module.name}")
+        for module in pkgutil.iter_modules(policies.__path__)
+    ]
+    return [
+        value
+        for module in modules
+        for value in vars(module).values()
+        if inspect.isclass(value)
+        and issubclass(value, KVPolicy)
+        and value.__module__ == module.__name__
+    ]
+
+
+every_policy = pytest.mark.parametrize("policy", [cls() for cls in found()], ids=repr)
+
+
+def test_the_folder_is_read() -> None:
+    assert {SinksRecent, SnapKV} <= set(found())
+
+
+def make_view(policy: KVPolicy, counts: list[list[int]], gaps: bool = True) -> LayerView:
+    """A view of slots whose heads hold `counts` [S][H] cells."""
+    noise = torch.Generator().manual_seed(0)
+    length = torch.tensor(counts)
+    slots, heads, cells = *length.shape, int(length.max())
+    steps = torch.randint(1, 4 if gaps else 2, (slots, heads, cells), generator=noise)
+    steps[..., 0] = 0
+    queries = pos = None
+    if policy.queries:
+        size = (slots, policy.queries, heads * 2, 8)
+        queries = torch.randn(size, generator=noise)
+        pos = torch.arange(policy.queries).expand(slots, -1) + 1000
+    return LayerView(
+        layer=1,
+        start=0,
+        end=cells,
+        k=torch.randn(slots, heads, cells, 8, generator=noise),
+        v=torch.randn(slots, heads, cells, 8, generator=noise),
+        pos=steps.cumsum(-1),
+        valid=torch.arange(cells) < length[..., None],
+        queries=queries,
+        query_pos=pos,
+    )
+
+
+def run(policy: KVPolicy, view: LayerView, budget: torch.Tensor, total: int) -> torch.Tensor:
+    return policy.compact(view, policy.utility(view, total), budget).keep
+
+
+@every_policy
+@pytest.mark.parametrize("size", [4, 17, 32, 64])
+def test_choices_are_valid_ascending_and_within_budget(policy: KVPolicy, size: int) -> None:
+    view = make_view(policy, [[90, 41], [64, 80], [5, 100]])
+    held = view.valid.sum(-1)
+    budget = torch.tensor([[size, size], [size - 3, size + 3], [size, size]]).minimum(held)
+    keep = run(policy, view, budget, size)
+    there = keep >= 0
+    assert (there.sum(-1) <= budget).all()
+    assert (there.int().diff(dim=-1) <= 0).all(), "padding at the end"
+    assert (keep.diff(dim=-1)[there[..., 1:]] > 0).all(), "ascending and unique"
+    assert view.valid.gather(-1, keep.clamp(min=0))[there].all()
+    if isinstance(policy, ScorePolicy):
+        assert (there.sum(-1) == budget).all()
+
+
+@every_policy
+def test_sinks_and_recent_cells_stay(policy: KVPolicy) -> None:
+    if not isinstance(policy, ScorePolicy):
+        pytest.skip("protects nothing")
+    for size, sinks in ((64, 4), (16, 2), (7, 0)):
+        view = make_view(policy, [[90, 70]], gaps=False)
+        keep = run(policy, view, torch.tensor([[size, size]]), size)
+        recent = min(policy.usual_recent, size // 2)
+        for head, count in enumerate((90, 70)):
+            kept = set(view.pos[0, head, keep[0, head]].tolist())
+            first = int(view.pos[0, head, 0])
+            assert set(range(first, sinks)) <= kept
+            assert set(range(first + count - recent, first + count)) <= kept
+
+
+@every_policy
+def test_under_budget_everything_stays(policy: KVPolicy) -> None:
+    view = make_view(policy, [[30, 12]])
+    keep = run(policy, view, torch.tensor([[30, 12]]), 40)
+    assert keep[0, 0].tolist() == list(range(30))
+    assert keep[0, 1].tolist() == [*range(12), *[-1] * 18]
+
+
+@every_policy
+def test_a_slot_chooses_alone_as_in_company(policy: KVPolicy) -> None:
+    counts = [[90, 41], [64, 80], [50, 100]]
+    view = make_view(policy, counts)
+    budget = torch.tensor([[20, 22], [30, 24], [20, 20]])
+    together = run(policy, view, budget, 24)
+    for slot, heads in enumerate(counts):
+        cells = max(heads)
+        one = view._replace(
+            end=cells,
+            k=view.k[slot, None, :, :cells],
+            v=view.v[slot, None, :, :cells],
+            pos=view.pos[slot, None, :, :cells],
+            valid=view.valid[slot, None, :, :cells],
+            queries=None if view.queries is None else view.queries[slot, None],
+            query_pos=None if view.query_pos is None else view.query_pos[slot, None],
+        )
+        alone = run(policy, one, budget[slot, None], 24)[0]
+        for mine, theirs in zip(alone, together[slot], strict=True):
+            assert mine[mine >= 0].tolist() == theirs[theirs >= 0].tolist()
+
+
+@every_policy
+@pytest.mark.parametrize("allocation", [Uniform(), Ragged(by=6)], ids=repr)
+def test_in_the_cache_its_cells_and_pages_are_bounded(
+    policy: KVPolicy, allocation: Uniform | Ragged
+) -> None:
+    spec = KVSpec(policy=policy, budget_tokens=24, window=16, allocation=allocation)
+    cache = make_cache(spec, pages=64)
+    seq = make_seq(range(60), max_tokens=60)
+    slot = cache.admit(seq).slot  # type: ignore[union-attr]
+    heads = SHAPE.layers * SHAPE.kv_heads
+    for _ in range(60):
+        catch_up(cache, seq, slot)
+        cache.check()
+        assert cache.held(slot).sum() <= heads * (24 + 16)
+        seq.tokens.append(len(seq.tokens))
+    stats = cache.stats()
+    assert stats.used_pages <= heads * 4, "a pool's worth of cells was freed"
+    assert stats.evicted_cells == heads * 119 - cache.held(slot).sum()
+    cache.release(slot)
+    cache.check()
+    assert cache.stats().used_pages == 0
+
+
+@pytest.mark.parametrize("allocation", [Uniform(), Ragged()], ids=repr)
+@pytest.mark.parametrize("budget", [24, 25, 128])
+def test_allocations_share_out_the_budget_exactly(
+    allocation: Uniform | Ragged, budget: int
+) -> None:
+    layers = allocation.layer_budgets(SHAPE, budget)
+    assert len(layers) == SHAPE.layers
+    assert sum(layers) == SHAPE.layers * budget
+    for total in layers:
+        valid = torch.ones(3, SHAPE.kv_heads, 200, dtype=torch.bool)
+        heads = allocation.head_budgets(torch.zeros(3, SHAPE.kv_heads, 200), valid, total)
+        assert heads.shape == (3, SHAPE.kv_heads)
+        assert (heads.sum(-1) == SHAPE.kv_heads * total).all()
+
+
+def test_sinks_recent_chooses_by_position_alone() -> None:
+    spec = KVSpec(policy=SinksRecent(), budget_tokens=32, window=8)
+    cache = make_cache(spec, pages=64)
+    seq = make_seq(range(100), max_tokens=1)
+    slot = cache.admit(seq).slot  # type: ignore[union-attr]
+    catch_up(cache, seq, slot)
+    last = 40 + (100 - 40) // 8 * 8  # compacted at 40 and every 8 after
+    for layer in range(SHAPE.layers):
+        for pos in cache.positions(slot, layer):
+            assert pos.tolist() == [*range(4), *range(last - 28, 100)]
+
+
+def snapkv_by_hand(policy: SnapKV, view: LayerView, head: int, cells: int) -> list[float]:
+    """Scores of one head of slot 0, query by query."""
+    assert view.queries is not None
+    assert view.query_pos is not None
+    candidates = cells - policy.queries
+    total, count = torch.zeros(cells), 0
+    for q, pos in zip(view.queries[0], view.query_pos[0], strict=True):
+        if pos < 0:
+            continue
+        logits = q[head * 2 : head * 2 + 2] @ view.k[0, head].T / 8**0.5
+        pooled = logits.max(0).values if policy.group == "max" else logits.mean(0)
+        total[:candidates] += pooled[:candidates].softmax(-1)
+        count += 1
+    mean, reach = total / count, policy.kernel // 2
+    return [float(mean[max(0, i - reach) : i + reach + 1].max()) for i in range(cells)]
+
+
+@pytest.mark.parametrize("policy", [SnapKV(), SnapKV(queries=3, kernel=1, group="mean")], ids=repr)
+def test_snapkv_scores(policy: SnapKV) -> None:
+    view = make_view(policy, [[90, 41]])
+    assert view.query_pos is not None
+    missing = view.query_pos.clone()
+    missing[0, 0] = -1
+    view = view._replace(query_pos=missing)
+    scores = policy.score(view, 24)
+    for head, cells in enumerate((90, 41)):
+        expected = torch.tensor(snapkv_by_hand(policy, view, head, cells))
+        torch.testing.assert_close(scores[0, head, :cells], expected, atol=1e-6, rtol=1e-4)
+
+
+def test_equal_cells_the_later_stays() -> None:
+    class Same(ScorePolicy):
+        def score(self, view: LayerView, budget: int) -> torch.Tensor:
+            return torch.zeros_like(view.pos, dtype=torch.float32)
+
+    view = make_view(Same(), [[20, 20]])
+    keep = run(Same(), view, torch.tensor([[6, 6]]), 6)
+    assert keep[0, 0].tolist() == list(range(14, 20))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: KVSpec(budget_tokens=64), "budget_tokens=64 needs a policy"),
+        (lambda: KVSpec(policy=SinksRecent()), "budget_tokens must be at least 4 with a policy"),
+        (lambda: KVSpec(policy=SinksRecent(), budget_tokens=3), "at least 4 .* not 3"),
+        (lambda: KVSpec(policy=SinksRecent(), budget_tokens=8, window=0), "window .* not 0"),
+        (
+            lambda: KVSpec(format="fp8"),  # type: ignore[arg-type]
+            "format must be auto, fp32 or bf16, not 'fp8'",
+        ),
+        (
+            lambda: KVSpec(policy=SinksRecent(sinks=16), budget_tokens=16),
+            "16 sinks and 0 recent cells leave nothing of a budget of 16",
+        ),
+        (
+            lambda: KVSpec(policy=SnapKV(recent=128), budget_tokens=64),
+            "4 sinks and 128 recent cells leave nothing of a budget of 64",
+        ),
+        (lambda: KVSpec(policy=SnapKV(sinks=-1), budget_tokens=64), "sinks must be at least 0"),
+        (lambda: SnapKV(queries=0), "queries must be at least 1"),
+        (lambda: SnapKV(kernel=4), "kernel must be odd"),
+        (
+            lambda: SnapKV(group="sum"),  # type: ignore[arg-type]
+            "group must be max or mean",
+        ),
+        (
+            lambda: make_cache(KVSpec(policy=SnapKV(), budget_tokens=16, allocation=Lossy())),
+            r"gives \[15, 15\] for 2 layers; they must sum to 16",
+        ),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(make: object, message: str) -> None:
+    assert callable(make)
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+class Lossy(Uniform):
+    def layer_budgets(self, shape: object, budget: int) -> list[int]:
+        return [budget - 1] * 2
