@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ast
-import importlib
 import json
 import os
 import platform
@@ -19,6 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+
+from engine import Engine, EngineConfig, KVSpec, ModelSpec, SamplingParams
+from engine.cache.registry import policy_from_text
 
 ROOT = Path(__file__).resolve().parent.parent
 PERCENTILES = (10, 25, 50, 75, 90, 99)
@@ -130,41 +131,20 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-batched-tokens", type=int)
     parser.add_argument("--kv-policy", help="such as 'snapkv(recent=16)'; all is kept without it")
     parser.add_argument("--kv-budget", type=int, help="cells a head after a compaction")
+    parser.add_argument("--kv-window", type=int, default=128, help="cells between compactions")
     parser.add_argument("--output-json", metavar="FILE")
 
 
-def make_engine(args: argparse.Namespace) -> Any:
+def make_engine(args: argparse.Namespace) -> Engine:
     """The engine that the options describe; what isn't given is the engine's own default."""
-    api: Any = importlib.import_module("engine")
-    spec: dict[str, Any] = {"dtype": args.dtype}
-    if args.kv_policy is not None:
-        kv: Any = importlib.import_module("engine.cache.policy")
-        spec["kv"] = kv.KVSpec(policy=kv_policy(args.kv_policy), budget_tokens=args.kv_budget)
+    policy = None if args.kv_policy is None else policy_from_text(args.kv_policy)
+    kv = KVSpec(policy=policy, budget_tokens=args.kv_budget, window=args.kv_window)
     limits = {"max_num_seqs": args.max_num_seqs, "max_batched_tokens": args.max_batched_tokens}
     given = {name: value for name, value in limits.items() if value is not None}
-    return api.Engine(api.EngineConfig(models={"main": api.ModelSpec(args.model, **spec)}, **given))
+    spec = ModelSpec(args.model, dtype=args.dtype, kv=kv)
+    return Engine(EngineConfig(models={"main": spec}, **given))
 
 
-def kv_policy(spelling: str) -> Any:
-    """`snapkv` or `snapkv(recent=16)`: the policy of that file, with its hyperparameters."""
-    call = ast.parse(spelling, mode="eval").body
-    name = call.func if isinstance(call, ast.Call) else call
-    if not isinstance(name, ast.Name):
-        raise SystemExit(f"a policy is spelled name or name(field=value, ...), not {spelling!r}")
-    fields = call.keywords if isinstance(call, ast.Call) else []
-    module = importlib.import_module(f"engine.cache.policies.{name.id}")
-    base: Any = importlib.import_module("engine.cache.policy")
-    (policy,) = (
-        value
-        for value in vars(module).values()
-        if isinstance(value, type)
-        and issubclass(value, base.KVPolicy)
-        and value.__module__ == module.__name__
-    )
-    return policy(**{str(field.arg): ast.literal_eval(field.value) for field in fields})
-
-
-def fixed_length(output_len: int) -> Any:
+def fixed_length(output_len: int) -> SamplingParams:
     """Greedy, and exactly so many tokens."""
-    api: Any = importlib.import_module("engine")
-    return api.SamplingParams(max_tokens=output_len, temperature=0.0, ignore_eos=True)
+    return SamplingParams(max_tokens=output_len, temperature=0.0, ignore_eos=True)

@@ -22,6 +22,7 @@ from bench.common import (
     timed,
     write_json,
 )
+from engine import Engine
 
 
 def arguments() -> argparse.Namespace:
@@ -35,7 +36,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure(engine: Any, args: argparse.Namespace, output_len: int, seed: int) -> list[float]:
+def measure(engine: Engine, args: argparse.Namespace, output_len: int, seed: int) -> list[float]:
     """Seconds of each measured iteration."""
     params = fixed_length(output_len)
     vocab = engine.tokenizer.vocab_size

@@ -25,6 +25,7 @@ from bench.common import (
     timed,
     write_json,
 )
+from engine import Engine
 
 Prompts = list[list[int]]
 WARMUP_TOKENS = 8
@@ -50,7 +51,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def prompts_of(engine: Any, args: argparse.Namespace, run: int) -> Prompts:
+def prompts_of(engine: Engine, args: argparse.Namespace, run: int) -> Prompts:
     """Those of the run-th run; a dataset is read on from where the run before stopped."""
     count = args.num_prompts
     if args.dataset_path is None:
@@ -61,7 +62,7 @@ def prompts_of(engine: Any, args: argparse.Namespace, run: int) -> Prompts:
     return [list(engine.tokenizer.encode(question)) for question in chosen]
 
 
-def measure(engine: Any, prompts: Prompts, output_len: int) -> Run:
+def measure(engine: Engine, prompts: Prompts, output_len: int) -> Run:
     start = time.perf_counter()
     outputs = engine.generate(prompts, fixed_length(output_len))
     elapsed = time.perf_counter() - start
@@ -69,7 +70,7 @@ def measure(engine: Any, prompts: Prompts, output_len: int) -> Run:
     return Run(elapsed, len(prompts), sum(map(len, prompts)), made)
 
 
-def time_outside_ops(engine: Any, prompts: Prompts) -> float:
+def time_outside_ops(engine: Engine, prompts: Prompts) -> float:
     """The share of decoding steps' time that no torch op accounts for.
 
     An upper bound: the profiler's own work counts as outside too.
@@ -113,7 +114,7 @@ def main() -> None:
     ]
     values = result(runs)
     values["peak_rss_bytes"] = peak_rss_bytes()  # before the profiler takes its own
-    values["kv_bytes_peak"] = getattr(engine.stats(), "kv_bytes_peak", None)
+    values["kv_bytes_peak"] = engine.stats().kv["main"].peak_bytes
     if args.profile:
         values["share_outside_ops"] = time_outside_ops(
             engine, prompts_of(engine, args, args.runs + 1)

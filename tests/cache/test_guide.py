@@ -23,7 +23,8 @@ def example() -> type[ScorePolicy]:
 
 
 def test_the_example_keeps_the_odd_key_out() -> None:
-    policy = example()(sinks=0, recent=0)
+    make: Any = example()
+    policy = make(sinks=0, recent=0)
     assert KVSpec(policy=policy, budget_tokens=4).policy is policy
     k = torch.ones(1, 1, 8, 4)
     k[0, 0, 5] = torch.tensor([1.0, -1.0, 1.0, -1.0])
