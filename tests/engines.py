@@ -1,5 +1,6 @@
 """Engines over tiny models, tapes of what they do, and what the oracle says of it."""
 
+import random
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -7,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from engine import Engine, EngineConfig, ModelSpec, Output
+from engine import Engine, EngineConfig, ModelSpec, Output, SamplingParams
 from engine.build import RoleCache, shape_of, slots_of
 from engine.cache.policy import KVSpec
 from engine.model.architecture import DecoderConfig
@@ -55,6 +56,18 @@ def open_engine(
     side = cache.side_bytes(config["max_model_len"])
     kv_bytes = side + int(cache.token_bytes * kv_tokens) + 1
     return Engine(EngineConfig(models={MAIN: spec}, kv_bytes=kv_bytes, **config))
+
+
+def greedy(max_tokens: int | None = 24, **fields: Any) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, **fields)
+
+
+def prompts(count: int, seed: int = 0, longest: int = 90) -> list[list[int]]:
+    """Random ids; the first ones of 1 token, of a page less or more one, and of several chunks."""
+    rng = random.Random(seed)
+    sizes = [1, 2, 15, 16, 17, 33, 64, longest]
+    sizes += [rng.randint(1, longest) for _ in range(count)]
+    return [[rng.randrange(290) for _ in range(size)] for size in sizes[:count]]
 
 
 def assert_idle(engine: Engine) -> None:
