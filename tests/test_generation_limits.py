@@ -1,4 +1,4 @@
-"""At the edges: empty prompts, full pools, wholly cached prompts, ids that don't exist, cut text."""
+"""At the edges: empty prompts, full pools, wholly cached prompts, unknown ids, cut text."""
 
 import math
 from collections.abc import Sequence as Seq
@@ -63,12 +63,8 @@ def test_what_can_never_fit_is_refused_with_the_numbers(make_engine: MakeEngine)
         engine.add([7] * 128, greedy(8))  # the prompt fits, one token more doesn't
     engine.add([7] * 127, greedy(8), id="all")  # exactly the pool
     engine.add([4, 5], greedy(8), id="after")
-    outputs = run_all(engine)
-    assert {id: len(o.token_ids) for id, o in outputs.items()} == {
-        "before": 8,
-        "all": 2,
-        "after": 8,
-    }
+    lengths = {id: len(o.token_ids) for id, o in run_all(engine).items()}
+    assert lengths == {"before": 8, "all": 2, "after": 8}
 
 
 def test_outgrowing_the_last_page_ends_with_length(
@@ -209,7 +205,7 @@ class _SayRule:
 def test_max_tokens_inside_a_character(
     count: int, text: str, tiny_model: Model, make_engine: MakeEngine
 ) -> None:
-    """Valid text, with one U+FFFD for the bytes of half a character, the same streamed and whole."""
+    """One U+FFFD stands for the bytes of half a character, streamed and whole."""
     script = make_engine().tokenizer.encode("ok \U0001f600\u00e9")
     assert len(script) == 9  # every byte is a token
     engine = make_engine(controllers=(Say(tuple(script)),))

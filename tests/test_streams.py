@@ -4,6 +4,7 @@ import pytest
 
 from engine import SamplingParams
 from engine.output import Delta
+from engine.request import Batch, StepOutput
 from tests.conftest import MakeEngine
 from tests.engines import Model, assert_greedy, greedy, prompts, run_all
 
@@ -108,6 +109,26 @@ def test_abort_gives_what_there_is(tiny_model: Model, make_engine: MakeEngine) -
         "waiting": 0,
     }
     assert_greedy(tiny_model, outputs["decoding"])
+
+
+def test_abort_while_the_last_chunk_is_in_flight(make_engine: MakeEngine) -> None:
+    """What the model answers to it is void."""
+    engine = make_engine(max_batched_tokens=16, max_num_seqs=2)
+    executor = engine._executors["main"]
+    run = executor.run
+
+    def run_and_abort(batch: Batch) -> StepOutput:
+        out = run(batch)
+        if batch.rows[0].samples:
+            engine.abort("x")
+            assert engine.stats().kv["main"].used_pages == 0
+        return out
+
+    executor.run = run_and_abort  # type: ignore[method-assign]
+    engine.add([3] * 40, greedy(20), id="x")
+    output = run_all(engine)["x"]
+    assert (output.token_ids, output.finish_reason) == ((), "abort")
+    assert engine.stats().scheduler.ran_tokens == {"main": 32}
 
 
 def test_an_id_is_unique_while_it_lives(tiny_model: Model, make_engine: MakeEngine) -> None:
