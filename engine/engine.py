@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any, NamedTuple, Self, cast
 
@@ -79,7 +80,8 @@ class Engine:
         self._requests: dict[str, Request] = {}
         self._ids = itertools.count()
         self._random = random.Random(config.seed)
-        self._kept: list[Delta] = []
+        self._kept: deque[Delta] = deque()  # for `step`
+        self._streams: dict[str, deque[Delta]] = {}  # for the `generate` or `stream` of each id
 
     def add(
         self,
@@ -97,10 +99,12 @@ class Engine:
     def step(self) -> list[Delta]:
         """Run every role with work once: what became final, and a request's Output with its last.
 
-        Deltas of requests that another call ran along (`generate`, `stream`) come first.
+        Deltas of requests that another call ran along (`generate`, `stream`) come first, and what
+        belongs to a stream that is still open waits for it.
         """
-        kept, self._kept = self._kept, []
-        return kept + self._step()
+        self._route(self._step())
+        kept, self._kept = self._kept, deque()
+        return list(kept)
 
     def _step(self) -> list[Delta]:
         for batch in self._scheduler.schedule():
@@ -146,22 +150,31 @@ class Engine:
         return self._run([self.prepare(prompt, params or SamplingParams())])
 
     def _run(self, requests: list[Request]) -> Iterator[Delta]:
-        """These requests' deltas to their end; those of others are kept for `step`."""
+        """These requests' deltas to their end; those of others wait for who asked for them."""
         waiting = {request.id for request in requests}
+        mine: deque[Delta] = deque()
         try:
             for request in requests:
                 self.submit(request)
+                self._streams[request.id] = mine
             while waiting:
-                for delta in self._step():
-                    if delta.id not in waiting:
-                        self._kept.append(delta)
-                        continue
+                if not mine:
+                    self._route(self._step())
+                while mine:
+                    delta = mine.popleft()
                     if delta.output is not None:
                         waiting.discard(delta.id)
                     yield delta
         finally:
             for id in waiting:
                 self.abort(id)
+            self._route(self._publish(settled) for settled in self._scheduler.drain())
+            for request in requests:
+                self._streams.pop(request.id, None)
+
+    def _route(self, deltas: Iterable[Delta]) -> None:
+        for delta in deltas:
+            self._streams.get(delta.id, self._kept).append(delta)
 
     def stats(self) -> EngineStats:
         return EngineStats(
@@ -199,7 +212,9 @@ class Engine:
 
         Touches no running request, so a service may call it from another thread than `step`.
         """
-        id = f"request-{next(self._ids)}" if id is None else id
+        if id is None:
+            names = (f"request-{count}" for count in self._ids)
+            id = next(name for name in names if name not in self._requests)
         if id in self._requests:
             raise ValueError(f"the request id {id!r} is in use; ids of live requests are unique")
         tokens, messages = self._tokens(prompt)

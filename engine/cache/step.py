@@ -105,7 +105,7 @@ def plan_step(
     offset = np.arange(len(owner)) - first[owner]
     pos = rows.starts[owner] + offset
     cells = tables.cells(rows.slots[owner], offset).transpose(1, 0, 2)  # [L, T, H]
-    flat = torch.from_numpy(cells.reshape(len(cells), -1)).to(device)
+    flat = torch.from_numpy(np.ascontiguousarray(cells).reshape(len(cells), -1)).to(device)
     token_pos = torch.from_numpy(pos.astype(np.int32)).to(device)[:, None]
     store.write_pos(flat.view(-1), token_pos.expand(cells.shape).reshape(-1))
     memory = None

@@ -58,9 +58,10 @@ def dequantise(raw: Tensor, kind: GGMLQuantizationType, pool: Executor) -> Tenso
     span = max(_SMALL // block, -(-len(blocks) // torch.get_num_threads()))
 
     def unpack_span(start: int) -> None:
-        for at in range(start, min(start + span, len(blocks)), step):
-            end = min(at + step, start + span)
-            unpack(blocks[at:end], out[at:end])
+        with torch.inference_mode(out.is_inference()):  # a thread of the pool has a mode of its own
+            for at in range(start, min(start + span, len(blocks)), step):
+                end = min(at + step, start + span)
+                unpack(blocks[at:end], out[at:end])
 
     step = _CHUNK // block
     unpack = _UNPACK.get(kind) or partial(_by_gguf, kind)
