@@ -199,19 +199,19 @@ def _defaults(m: Loaded) -> SamplingDefaults:
 def markers_for(spec: ReasoningSpec | None, tokenizer: Tokenizer) -> Markers:
     """The thinking markers as token ids: the config's, or `<think>` where the vocabulary has it."""
     spec = spec or detect_reasoning(tokenizer)
-    closing = spec.closing
-    if closing is None:
-        closing = _CLOSING_MARKED.format(end=spec.end) if spec.end else _CLOSING_PLAIN
-    if spec.end and not closing.rstrip().endswith(spec.end):
-        closing += spec.end
+    closing = spec.closing or (_CLOSING_MARKED if spec.end else _CLOSING_PLAIN)
 
     def ids(text: str | None) -> tuple[int, ...]:
         return tuple(tokenizer.encode(text, add_special=False)) if text else ()
 
-    return Markers(start=ids(spec.start), end=ids(spec.end), closing=ids(closing))
+    start, end = ids(spec.start), ids(spec.end)
+    if spec.end:  # encoded apart, so that the closing phrase ends with exactly the marker's ids
+        head, found, rest = closing.rpartition(spec.end)
+        closing = head if found and not rest.strip() else closing
+    return Markers(start=start, end=end, closing=ids(closing) + end)
 
 
-_CLOSING_MARKED = "\n\nThat is enough thinking; here is the answer.\n{end}\n\n"
+_CLOSING_MARKED = "\n\nThat is enough thinking; here is the answer.\n"
 _CLOSING_PLAIN = "\n\nFinal answer: \\boxed{"
 
 
