@@ -63,10 +63,13 @@ class Ledger:
         return self._pool.pages - sum(max(promised[s], held[s]) for s in self.live) - spare
 
     def room(self, slot: int) -> int:
-        """Pages that the slot may take now."""
-        return max(self.available(), 0) + max(
-            self.promised[slot] - self._tables.held_pages[slot], 0
-        )
+        """Pages that the slot may take now.
+
+        Growing slots may be promised more than there is: a copied page costs one, but its slot
+        holds no more than before.
+        """
+        own = max(self.promised[slot] - self._tables.held_pages[slot], 0)
+        return min(max(self.available(), 0) + own, self._pool.free + self._pool.idle)
 
     def admit(self, slot: int, promise: int, spare: int, shared: int) -> bool:
         """Promise, if there's room. A growing slot gets `shared` pages that others use anyway."""
