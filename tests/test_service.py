@@ -388,7 +388,7 @@ def test_a_batch_that_fails_ends_its_own_requests(
             def fail(*_: object) -> Any:
                 raise RuntimeError("out of memory")
 
-            decoder.forward = fail  # type: ignore[method-assign]
+            decoder.forward = fail  # type: ignore[assignment,method-assign]
             many = SamplingParams(n=2, max_tokens=4)
             outputs = await asyncio.gather(
                 engine.generate(PROMPT, GREEDY), engine.generate(PROMPT, many)
