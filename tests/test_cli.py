@@ -35,6 +35,7 @@ Run = Callable[..., Done]
 @pytest.fixture
 def taut(folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs a command on the tiny model; `stdin` is what is typed."""
+    monkeypatch.setattr("engine.engine.usable_cpus", lambda: 1)  # more would wait for each other
 
     def run(command: str, *args: str, stdin: str = "", model: str | None = folder) -> Done:
         named = [] if model is None else ["--model", model]
@@ -77,7 +78,7 @@ def says(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     return script
 
 
-HARD = "a\tb  [bold]c[/bold] :smile: \x1b[1m \\[ 数🎈\n\n" + "long " * 60 + "\r\n end \n"
+HARD = "a\tb  [bold]c[/bold] :smile: \x1b[1m \\[ 数🎈\n\n" + "long " * 24 + "\r\n end \n"
 
 
 def test_a_pipe_gets_the_text_and_a_newline(taut: Run, says: Callable[[str], None]) -> None:

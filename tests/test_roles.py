@@ -138,9 +138,9 @@ def test_each_thought_is_what_its_model_alone_writes(folders: tuple[str, str], t
             own = [e for e in events if thought.start <= e.position < thought.end]
             assert {event.role for event in own} == {role}
             for sampled, run in groupby(own, lambda event: event.origin == "sampled"):
-                tokens = list(run)
+                row = list(run)
                 if sampled:
-                    turns[role].append(Turn(whole[: tokens[0].position], [*tokens]))
+                    turns[role].append(Turn(whole[: row[0].position], row))
         assert len(notes.thoughts[output.id]) == 8
     for role, folder in zip((MAIN, "helper"), folders, strict=True):
         with Engine(tiny_spec(folder)) as alone:
