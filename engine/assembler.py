@@ -1,14 +1,13 @@
 """From settled tokens to what callers read: thinking and answer text, deltas, the Output.
 
-Thinking is told by token ids. A marker of several tokens is known only when it is complete, so that
-many tokens less one are held back; text inside a channel never waits for anything but the rest of
-its own character.
+Thinking is told by token ids, and no marker is ever text, wherever it stands. A marker of several
+tokens is known only when it is complete, so that many tokens less one are held back; text inside a
+channel never waits for anything but the rest of its own character.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from engine.model.detokenizer import Detokenizer
 from engine.model.tokenizer import Tokenizer
@@ -18,6 +17,14 @@ from engine.scheduler.reasoning import Markers, track_chain
 from engine.scheduler.scheduler import Settled
 
 Channel = Literal["thinking", "answer", "marker"]
+
+
+class Piece(NamedTuple):
+    """What one token gives to the text."""
+
+    channel: Channel
+    data: bytes
+    special: bool  # stop strings don't see it
 
 
 class Assembler:
@@ -31,25 +38,24 @@ class Assembler:
         self._chain = track_chain(markers, seq.tokens[: seq.prompt_len], tokenizer.token_bytes)
         self._hold = max(len(markers.start), len(markers.end), 1) - 1
         self._fed = self._shown = seq.prompt_len  # positions
+        self._marked: set[int] = set()  # positions of markers' tokens
         self._texts: dict[Channel, list[str]] = {"thinking": [], "answer": []}
-        self._decoders: dict[Channel, Detokenizer] = {
-            "thinking": tokenizer.detokenizer(),
-            "answer": tokenizer.detokenizer(),
-        }
+        self._decoders: dict[Channel, Detokenizer] = {}
+        # an answer to messages begins afresh; other text goes on from its prompt
+        self._begins = seq.messages is not None
         self._answer_tokens = 0
 
     def push(self, settled: Settled) -> dict[Channel, str]:
         """New text of each channel."""
-        tokens = self.seq.tokens
         for position in range(self._fed, settled.end):
-            self._chain.feed(tokens[position])
+            self._feed(position)
         self._fed = settled.end
         self.finish = settled.finish
         until = settled.end if settled.finish else max(self._shown, settled.end - self._hold)
-        pieces = [(self._channel(p), tokens[p]) for p in range(self._shown, until)]
+        pieces = [self._piece(position) for position in range(self._shown, until)]
         self._shown = until
-        self._answer_tokens += sum(channel == "answer" for channel, _ in pieces)
-        return self._write(self._bytes(pieces))
+        self._answer_tokens += sum(piece.channel == "answer" for piece in pieces)
+        return self._write(_cut(pieces, self.finish))
 
     def choice(self) -> Choice:
         """The whole, once finished."""
@@ -68,54 +74,67 @@ class Assembler:
             logprobs=None if seq.params.logprobs is None else tuple(seq.logprobs),
         )
 
+    def _feed(self, position: int) -> None:
+        tokens, after = self.seq.tokens, position + 1
+        self._chain.feed(tokens[position])
+        for marker in (self._markers.start, self._markers.end):
+            begin = after - len(marker)
+            if marker and tokens[max(begin, 0) : after] == list(marker):
+                self._marked.update(range(begin, after))
+
+    def _piece(self, position: int) -> Piece:
+        token = self.seq.tokens[position]
+        special = token in self._tokenizer.special_ids
+        hidden = special and self.seq.params.skip_special_tokens
+        data = b"" if hidden else self._tokenizer.token_bytes(token)
+        return Piece(self._channel(position), data, special)
+
     def _channel(self, position: int) -> Channel:
-        start, end = self._markers.start, self._markers.end
-        if not end:
-            return "answer"  # a model without markers: all of its text is the answer
-        for begin, stop in self._chain.spans:
-            if begin <= position < stop:
-                return "thinking"
-            if begin - len(start) <= position < begin and position >= self.seq.prompt_len:
-                return "marker"
-            if stop <= position < stop + len(end):
-                return "marker"
-        # a closing marker outside any block: the model closed what a budget had closed before
-        return (
-            "marker" if self.seq.tokens[position : position + len(end)] == list(end) else "answer"
-        )
+        if position in self._marked:
+            return "marker"
+        if self._markers.end and any(a <= position < b for a, b in self._chain.spans):
+            return "thinking"
+        return "answer"  # all of the text, for a model without markers
 
-    def _bytes(self, pieces: list[tuple[Channel, int]]) -> Iterable[tuple[Channel, bytes]]:
-        """The visible bytes of each piece, less what a stop cut off the end."""
-        data = [(channel, self._visible(token)) for channel, token in pieces]
-        finish = self.finish
-        if finish is None:
-            return data
-        if finish.reason == "stop" and isinstance(finish.detail, int) and data:
-            data.pop()  # the stop token itself
-        drop = finish.drop_bytes
-        while drop > 0 and data:
-            channel, last = data.pop()
-            if len(last) > drop:
-                data.append((channel, last[: len(last) - drop]))
-            drop -= min(drop, len(last))
-        return data
-
-    def _visible(self, token: int) -> bytes:
-        if self.seq.params.skip_special_tokens and token in self._tokenizer.special_ids:
-            return b""
-        return self._tokenizer.token_bytes(token)
-
-    def _write(self, data: Iterable[tuple[Channel, bytes]]) -> dict[Channel, str]:
+    def _write(self, pieces: list[Piece]) -> dict[Channel, str]:
         new: dict[Channel, str] = {"thinking": "", "answer": ""}
-        for channel, piece in data:
-            if channel != "marker":
-                new[channel] += self._decoders[channel].push_bytes(piece)
+        for channel, data, _ in pieces:
+            if channel == "marker":
+                self._flush(new)  # no character goes on behind it
+            else:
+                new[channel] += self._decoder(channel).push_bytes(data)
+            self._begins = self._begins and not data
         if self.finish is not None:
-            for channel, decoder in self._decoders.items():
-                new[channel] += decoder.finish()
+            self._flush(new)
         for channel, text in new.items():
             self._texts[channel].append(text)
         return new
+
+    def _decoder(self, channel: Channel) -> Detokenizer:
+        if channel not in self._decoders:
+            self._decoders[channel] = self._tokenizer.detokenizer(continues=not self._begins)
+        return self._decoders[channel]
+
+    def _flush(self, new: dict[Channel, str]) -> None:
+        for channel, decoder in self._decoders.items():
+            new[channel] += decoder.finish()
+
+
+def _cut(pieces: list[Piece], finish: Finish | None) -> list[Piece]:
+    """Less what a stop takes off the end."""
+    if finish is None:
+        return pieces
+    if finish.reason == "stop" and isinstance(finish.detail, int):
+        return pieces[:-1]  # the stop token itself
+    drop = finish.drop_bytes
+    while drop > 0 and pieces:
+        *pieces, last = pieces
+        if last.special:
+            continue
+        if len(last.data) > drop:
+            pieces.append(last._replace(data=last.data[: len(last.data) - drop]))
+        drop -= min(drop, len(last.data))
+    return pieces
 
 
 class Request:

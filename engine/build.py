@@ -20,6 +20,7 @@ from engine.executor import Executor
 from engine.host import available_bytes
 from engine.kernels.attention import ATTENTION, PAGE, AttentionSpec
 from engine.kernels.dispatch import select
+from engine.kernels.linear import LINEAR
 from engine.model.architecture import DecoderConfig
 from engine.model.checkpoint import Checkpoint, open_checkpoint
 from engine.model.decoder import Decoder
@@ -59,6 +60,7 @@ def shape_of(c: DecoderConfig) -> KVShape:
 
 def load_model(role: Role, spec: ModelSpec, backends: tuple[str, ...]) -> Loaded:
     """Open, check and load; a broken file fails here with its name and the tensor's."""
+    check_backends(backends)
     device = torch.device(device_of(spec.device))
     dtype = dtype_of(spec.dtype, device)
     checkpoint = open_checkpoint(spec.model)
@@ -72,6 +74,13 @@ def load_model(role: Role, spec: ModelSpec, backends: tuple[str, ...]) -> Loaded
     tokenizer = tokenizer.padded_to(checkpoint.config.vocab_size)
     decoder = Decoder.load(checkpoint, dtype=dtype, device=device, prefer=backends)
     return Loaded(role, spec, checkpoint, tokenizer, decoder, dtype, device)
+
+
+def check_backends(names: tuple[str, ...]) -> None:
+    """Backends asked for by name exist for some op; whether one serves is seen at its turn."""
+    known = {impl.backend for op in (ATTENTION, LINEAR) for impl in op.impls}
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"backends names {unknown}; there are {sorted(known)}")
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
@@ -206,7 +215,8 @@ def markers_for(spec: ReasoningSpec | None, tokenizer: Tokenizer) -> Markers:
 
     start, end = ids(spec.start), ids(spec.end)
     if spec.end:  # encoded apart, so that the closing phrase ends with exactly the marker's ids
-        closing = closing.rstrip().removesuffix(spec.end)
+        head, found, rest = closing.rpartition(spec.end)
+        closing = head if found and not rest.strip() else closing
     return Markers(start=start, end=end, closing=ids(closing) + end)
 
 
@@ -223,8 +233,15 @@ def detect_reasoning(tokenizer: Tokenizer) -> ReasoningSpec:
 
 
 def device_of(name: str) -> str:
+    """The device of a ModelSpec; ValueError where there is none."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
+    kind, _, index = name.partition(":")
+    gpus = torch.cuda.device_count()
+    if name != "cpu" and (kind != "cuda" or not (index or "0").isdecimal()):
+        raise ValueError(f"device must be auto, cpu, cuda or cuda:N, not {name!r}")
+    if kind == "cuda" and int(index or 0) >= gpus:
+        raise ValueError(f"device {name!r}: torch sees {gpus} GPUs here; use auto or cpu")
     return name
 
 

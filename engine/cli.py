@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 app = typer.Typer(
-    no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Taut: an inference engine for reasoning models.",
 )
+
+UsageError: type[Exception] = typer.BadParameter.__mro__[
+    2
+]  # ClickException; some typers bring their own click
 
 DEFAULT_MODEL = "smollm2"
 
@@ -45,7 +49,7 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what the eng
 
 @app.command()
 def generate(
-    prompts: Annotated[list[str], typer.Argument(help="One or more prompts; - reads stdin.")],
+    prompts: Annotated[list[str], typer.Argument(metavar="PROMPTS", help="Texts; - reads stdin.")],
     model: Model = DEFAULT_MODEL,
     chat: Annotated[bool, typer.Option("--chat", help="Apply the chat template.")] = False,
     max_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 256,
@@ -56,7 +60,7 @@ def generate(
     seed: Seed = None,
     n: Annotated[int, typer.Option(help="Continuations of each prompt.")] = 1,
     stop: Annotated[
-        list[str] | None, typer.Option(help="End before this text; repeatable.")
+        list[str] | None, typer.Option(metavar="<str>", help="End before this text; repeatable.")
     ] = None,
     thinking_budget: ThinkingBudget = None,
     dtype: Dtype = "auto",
@@ -67,7 +71,11 @@ def generate(
     generation_defaults: Defaults = True,
     verbose: Verbose = False,
 ) -> None:
-    """Continue prompts (or answer them, with --chat); text goes to stdout as it's made."""
+    """Continue prompts (or answer them, with --chat).
+
+    The text goes to stdout as it is made; thinking goes apart: to stderr where stdout is a file or
+    a pipe.
+    """
     from engine.request import SamplingParams
     from engine.terminal import print_all, print_stream
 
@@ -83,15 +91,17 @@ def generate(
         stop=tuple(stop or ()),
         thinking_token_budget=thinking_budget,
     )
-    texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts]
+    texts = _texts(prompts)
     asked: list[Any] = [[{"role": "user", "content": t}] if chat else t for t in texts]
     with _engine(
         model, dtype, kv_policy, kv_budget, kv_window, max_model_len, generation_defaults
     ) as engine:
         if len(asked) == 1 and n == 1:
-            print_stream(engine.stream(asked[0], params))
+            outputs = [print_stream(engine.stream(asked[0], params))]
         else:
-            print_all(texts, engine.generate(asked, params))
+            outputs = engine.generate(asked, params)
+            print_all(texts, outputs)
+    _fail_with_errors(outputs)
 
 
 @app.command()
@@ -113,7 +123,7 @@ def chat(
     generation_defaults: Defaults = True,
     verbose: Verbose = False,
 ) -> None:
-    """Talk with a model in the terminal; its thinking is shown apart."""
+    """Talk with a model; its thinking is shown apart."""
     from engine.request import SamplingParams
     from engine.terminal import chat_loop
 
@@ -143,12 +153,27 @@ def info(
     max_model_len: MaxLen = None,
     generation_defaults: Defaults = True,
 ) -> None:
-    """Show the machine, the kernel backends and why each was chosen, the model and its cache."""
+    """Show machine, backends and why, model and cache."""
     from engine.terminal import print_info
 
     print_info(
         _config(model, dtype, kv_policy, kv_budget, kv_window, max_model_len, generation_defaults)
     )
+
+
+def _texts(prompts: list[str]) -> list[str]:
+    """With stdin for "-", less the newline that ends it."""
+    if prompts.count("-") > 1:
+        raise ValueError("- stands for stdin, which can be read only once")
+    return [sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt for prompt in prompts]
+
+
+def _fail_with_errors(outputs: list[Any]) -> None:
+    errors = [c.stop_reason for o in outputs for c in o.choices if c.finish_reason == "error"]
+    for error in errors:
+        sys.stderr.write(f"taut: {error}\n")
+    if errors:
+        raise typer.Exit(1)
 
 
 def _config(
@@ -164,6 +189,8 @@ def _config(
     from engine.cache.registry import policy_from_text
     from engine.config import EngineConfig, ModelSpec
 
+    if kv_policy is not None and kv_budget is None:
+        raise ValueError("--kv-policy needs --kv-budget: the cells that a head keeps")
     kv = KVSpec(
         policy=None if kv_policy is None else policy_from_text(kv_policy),
         budget_tokens=kv_budget,
@@ -188,12 +215,19 @@ def _log(verbose: bool) -> None:
 def main() -> None:
     """Errors of the user's are one line and exit code 2; others keep their traceback."""
     try:
-        app()
-    except (ValueError, FileNotFoundError) as error:
-        sys.stderr.write(f"taut: {error}\n")
-        sys.exit(2)
-    except BrokenPipeError:
-        sys.exit(141)
+        code = app(sys.argv[1:] or ["--help"], prog_name="taut", standalone_mode=False)
+    except UsageError as error:
+        _refuse(error.format_message())  # type: ignore[attr-defined]
+    except (ValueError, OSError) as error:
+        _refuse(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(130)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _refuse(message: str) -> NoReturn:
+    sys.stderr.write(f"taut: {' '.join(message.split())}\n")
+    sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -24,8 +24,15 @@ class ReasoningSpec:
     closing: str | None = None
 
     def __post_init__(self) -> None:
+        for name in ("start", "end", "closing"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value.strip()):
+                raise ValueError(f"reasoning.{name} must be text or None, not {value!r}")
         if (self.start is None) != (self.end is None):
-            raise ValueError("ReasoningSpec needs both start and end, or neither")
+            raise ValueError(
+                "reasoning.start and reasoning.end are given together or not at all, not "
+                f"start={self.start!r} and end={self.end!r}"
+            )
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,8 @@ class ModelSpec:
     def __post_init__(self) -> None:
         if self.dtype not in ("auto", "float32", "bfloat16"):
             raise ValueError(f"dtype must be auto, float32 or bfloat16, not {self.dtype!r}")
+        if not isinstance(self.kv, KVSpec):
+            raise ValueError(f"kv must be a KVSpec, not {self.kv!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,11 +80,11 @@ class EngineConfig:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if MAIN not in self.models:
-            raise ValueError(f'models needs a "main" role; it has {sorted(self.models)}')
+        _check_models(self.models)
         for name in ("kv_bytes", "max_model_len", "threads", "max_num_seqs", "max_batched_tokens"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
+            needed = name.startswith("max_") and name != "max_model_len"
+            if (value is not None or needed) and not _positive(value):
                 raise ValueError(f"{name} must be a positive integer, not {value!r}")
         if self.max_batched_tokens < 2 * self.max_num_seqs:
             raise ValueError(
@@ -83,9 +92,33 @@ class EngineConfig:
                 f"max_num_seqs ({self.max_num_seqs}), or decoding would starve prompts"
             )
         for controller in self.controllers:
-            missing = {*controller.roles, *controller.children} - set(self.models)
-            if missing:
-                raise ValueError(
-                    f"{type(controller).__name__} uses the roles {sorted(missing)}, which models "
-                    f"doesn't name; it has {sorted(self.models)}"
-                )
+            _check_controller(controller, self.models)
+
+
+def _positive(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _check_models(models: Mapping[Role, ModelSpec]) -> None:
+    if not isinstance(models, Mapping) or MAIN not in models:
+        raise ValueError(
+            'models must name a "main" role, as in {"main": ModelSpec("smollm2")}, '
+            f"not {models!r}"
+        )
+    for role, spec in models.items():
+        if not isinstance(spec, ModelSpec):
+            raise ValueError(f"models[{role!r}] must be a ModelSpec, as ModelSpec({spec!r}) is")
+
+
+def _check_controller(controller: Controller, models: Mapping[Role, ModelSpec]) -> None:
+    if not isinstance(controller, Controller):
+        raise ValueError(f"controllers must hold Controller values, not {controller!r}")
+    name = type(controller).__name__
+    missing = {*controller.roles, *controller.children} - set(models)
+    if missing:
+        raise ValueError(
+            f"{name} uses the roles {sorted(missing)}, which models doesn't name; it has "
+            f"{sorted(models)}"
+        )
+    if getattr(controller, "probe", None) is not None:
+        raise ValueError(f"{name} asks for a probe of hidden states, which isn't supported yet")

@@ -6,6 +6,7 @@ Not safe for several threads at once; `service.AsyncEngine` puts it on a thread 
 from __future__ import annotations
 
 import itertools
+import logging
 import random
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,6 +28,8 @@ from engine.scheduler.controllers.thinking_budget import ThinkingBudget
 from engine.scheduler.scheduler import Scheduler, Settled, Stats
 from engine.scheduler.stop import StopRules
 from engine.scheduler.thoughts import Thoughts
+
+log = logging.getLogger(__name__)
 
 Messages = Seq[Mapping[str, Any]]
 Prompt = str | Seq[int] | Messages
@@ -109,7 +112,13 @@ class Engine:
     def _step(self) -> list[Delta]:
         for batch in self._scheduler.schedule():
             executor = self._executors[batch.role]
-            self._scheduler.commit(batch, executor.run(batch))
+            try:
+                out = executor.run(batch)
+            except Exception as error:  # the batch's own: the requests beside it go on
+                log.exception("a batch of role %s failed", batch.role)
+                self._scheduler.fail(batch, f"the model failed: {type(error).__name__}: {error}")
+                continue
+            self._scheduler.commit(batch, out)
             executor.compress(batch)
         return [self._publish(settled) for settled in self._scheduler.drain()]
 

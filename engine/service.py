@@ -2,7 +2,8 @@
 
 The event loop's side validates and tokenises; the engine's thread takes commands between steps. A
 stream can be cancelled at any moment: its request is aborted before the next step, and what still
-comes of it is dropped. An exception in the engine's thread ends every stream with `EngineDead`.
+comes of it is dropped. A request is live, its id taken and its place in the queue too, until the
+engine has let go of it. An exception in the engine's thread ends every stream with `EngineDead`.
 """
 
 from __future__ import annotations
@@ -31,12 +32,15 @@ class EngineDead(RuntimeError):
 
 
 class Stream:
-    """One request's deltas in order; ends after the one that carries its Output."""
+    """One request's deltas in order; ends after the one that carries its Output.
+
+    Made by `AsyncEngine.submit`; read it in the event loop that submitted.
+    """
 
     def __init__(self, id: str, cancel: Callable[[str], None]) -> None:
         self.id = id
         self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[Delta | BaseException] = asyncio.Queue()
+        self._queue: asyncio.Queue[Delta | EngineDead | None] = asyncio.Queue()
         self._cancel = cancel
         self._over = False
 
@@ -44,6 +48,7 @@ class Stream:
         return self
 
     async def __anext__(self) -> Delta:
+        """A reader that is cancelled here cancels the request."""
         if self._over:
             raise StopAsyncIteration
         try:
@@ -51,7 +56,9 @@ class Stream:
         except asyncio.CancelledError:
             self.cancel()
             raise
-        if isinstance(item, BaseException):
+        if self._over or item is None:  # cancelled by someone else meanwhile
+            raise StopAsyncIteration
+        if isinstance(item, EngineDead):
             self._over = True
             raise item
         self._over = item.output is not None
@@ -65,15 +72,19 @@ class Stream:
         raise RuntimeError(f"the stream {self.id!r} was read to its end or cancelled before")
 
     def cancel(self) -> None:
-        """Abort the request; nothing more comes. No-op after the end."""
+        """Abort the request; nothing more comes, and whoever reads sees the end."""
         if not self._over:
             self._over = True
+            self._queue.put_nowait(None)
             self._cancel(self.id)
-            self._queue.put_nowait(asyncio.CancelledError())
 
-    def _put(self, item: Delta | BaseException) -> None:
-        """From the engine's thread."""
-        self._loop.call_soon_threadsafe(self._queue.put_nowait, item)
+    def _put(self, item: Delta | EngineDead) -> bool:
+        """From the engine's thread; False where the reader's event loop is gone."""
+        try:
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, item)
+        except RuntimeError:
+            return False
+        return True
 
 
 class AsyncEngine:
@@ -84,11 +95,15 @@ class AsyncEngine:
     """
 
     def __init__(self, config: EngineConfig | str, *, max_queued: int = 256) -> None:
+        if isinstance(max_queued, bool) or not isinstance(max_queued, int) or max_queued < 0:
+            raise ValueError(f"max_queued must be an integer of at least 0, not {max_queued!r}")
         self.engine = Engine(config)
         self._limit = self.engine.config.max_num_seqs + max_queued
-        self._streams: dict[str, Stream] = {}
-        self._lock = threading.Lock()  # guards _streams and _closing
+        self._live: dict[str, Stream] = {}
         self._closing: str | None = None
+        # Guards the two above, and that nothing is commanded for a request that isn't live, nor
+        # behind the None that ends the commands.
+        self._lock = threading.Lock()
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="taut-engine", daemon=True)
         self._thread.start()
@@ -101,7 +116,11 @@ class AsyncEngine:
         id: str | None = None,
         priority: int = 0,
     ) -> Stream:
-        """Take a request. ValueError: it can't be served; QueueFull; EngineDead."""
+        """Take a request; lower `priority` runs first.
+
+        ValueError: it can't be served, or `id` is live (a cancelled request is live until the next
+        step). QueueFull. EngineDead.
+        """
         self._check_open()
         request = await asyncio.to_thread(
             self.engine.prepare, prompt, params or SamplingParams(), id=id, priority=priority
@@ -109,19 +128,24 @@ class AsyncEngine:
         stream = Stream(request.id, self._cancel)
         with self._lock:
             self._check_open()
-            if request.id in self._streams:
+            if request.id in self._live:
                 raise ValueError(f"the request id {request.id!r} is in use by a live request")
-            if len(self._streams) >= self._limit:
-                raise QueueFull(f"{len(self._streams)} requests are running or waiting")
-            self._streams[request.id] = stream
-        self._commands.put(lambda: self.engine.submit(request))
+            if len(self._live) >= self._limit:
+                raise QueueFull(f"{len(self._live)} requests are running or waiting; try later")
+            self._live[request.id] = stream
+            self._commands.put(lambda: self.engine.submit(request))
         return stream
 
     async def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        id: str | None = None,
+        priority: int = 0,
     ) -> AsyncIterator[Delta]:
         """Answer one prompt piece by piece; leaving the loop early aborts the request."""
-        stream = await self.submit(prompt, params, priority=priority)
+        stream = await self.submit(prompt, params, id=id, priority=priority)
         try:
             async for delta in stream:
                 yield delta
@@ -129,6 +153,7 @@ class AsyncEngine:
             stream.cancel()
 
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> Output:
+        """Answer one prompt whole; cancelling the task aborts the request."""
         return await (await self.submit(prompt, params)).output()
 
     def stats(self) -> EngineStats:
@@ -140,22 +165,25 @@ class AsyncEngine:
         return self._closing is None
 
     async def close(self, *, drain: bool = True) -> None:
-        """Take nothing new; finish (or abort) what runs; stop the thread. Safe to call twice."""
+        """Take nothing new; finish what runs (or abort it: finish_reason "abort"); stop the thread.
+
+        May be called twice, and after the engine's thread has failed.
+        """
         with self._lock:
             self._closing = self._closing or "the engine was closed"
-            live = list(self._streams.values())
-        if not drain:
-            for stream in live:
-                stream.cancel()
-        self._commands.put(None)
+            if not drain:
+                for id in self._live:
+                    self._command_abort(id)
+            self._commands.put(None)
         await asyncio.to_thread(self._thread.join)
         self.engine.close()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Drains, unless the block failed."""
+        await self.close(drain=kind is None)
 
     def _check_open(self) -> None:
         if self._closing is not None:
@@ -163,39 +191,44 @@ class AsyncEngine:
 
     def _cancel(self, id: str) -> None:
         with self._lock:
-            if self._streams.pop(id, None) is not None:
-                self._commands.put(lambda: self.engine.abort(id))
+            if id in self._live:
+                self._command_abort(id)
+
+    def _command_abort(self, id: str) -> None:
+        self._commands.put(lambda: self.engine.abort(id))
 
     def _serve(self) -> None:
         """The engine's thread: commands, then a step, until closed and drained."""
         try:
-            closing = False
-            while not closing or self.engine.has_work():
-                while not self._commands.empty() or not (closing or self.engine.has_work()):
-                    command = self._commands.get()
-                    if command is None:
-                        closing = True
-                    else:
-                        command()
+            while self._take_commands() or self.engine.has_work():
                 self._deliver(self.engine.step())
         except BaseException as error:
             log.exception("the engine's thread failed")
             self._fail(error)
 
+    def _take_commands(self) -> bool:
+        """All that are there, waiting for one if there is no work; False when None was met."""
+        while not self._commands.empty() or not self.engine.has_work():
+            command = self._commands.get()
+            if command is None:
+                self._commands.put(None)
+                return False
+            command()
+        return True
+
     def _deliver(self, deltas: list[Delta]) -> None:
         for delta in deltas:
             with self._lock:
+                stream = self._live[delta.id]
                 if delta.output is not None:
-                    stream = self._streams.pop(delta.id, None)
-                else:
-                    stream = self._streams.get(delta.id)
-            if stream is not None:
-                stream._put(delta)
+                    del self._live[delta.id]
+            if not stream._put(delta):
+                self.engine.abort(delta.id)
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
-            self._closing = f"the engine's thread failed: {error!r}"
-            streams, self._streams = list(self._streams.values()), {}
+            self._closing = f"the engine's thread failed: {type(error).__name__}: {error}"
+            streams, self._live = list(self._live.values()), {}
         for stream in streams:
             dead = EngineDead(self._closing)
             dead.__cause__ = error

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import platform
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from importlib.metadata import version
-from typing import Any
+from contextlib import closing
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, TextIO
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from engine import build
 from engine.config import EngineConfig, ModelSpec
@@ -24,74 +26,115 @@ from engine.output import Delta, Output
 from engine.request import MAIN, SamplingParams
 
 
-def print_stream(deltas: Iterator[Delta], console: Console | None = None) -> str:
-    """Write an answer as it comes, its thinking dim and apart; returns the answer."""
-    console = console or Console(highlight=False, soft_wrap=True, emoji=False)
-    answer = []
-    thinking = False
-    for delta in deltas:
-        if delta.thinking:
-            thinking = True
-            console.print(delta.thinking, end="", style="dim", markup=False)
-        if delta.text:
-            if thinking:
-                console.print("\n" + "-" * 8 + "\n", end="", style="dim")
+class Paper:
+    """Where answers are written: styled on a terminal; elsewhere answers alone, byte for byte.
+
+    Thinking that has no place in a file or a pipe goes to stderr.
+    """
+
+    def __init__(self) -> None:
+        self._terminal = sys.stdout.isatty()
+
+    def answer(self, text: str) -> None:
+        self._write(sys.stdout, text)
+
+    def thinking(self, text: str) -> None:
+        self._write(sys.stdout if self._terminal else sys.stderr, text, dim=True)
+
+    def note(self, text: str) -> None:
+        """Something that isn't the model's."""
+        self.thinking(text)
+
+    def title(self, text: str) -> None:
+        """Of the next text, on a terminal."""
+        if self._terminal:
+            self._write(sys.stdout, f"{text}\n", dim=True)
+
+    def _write(self, file: TextIO, text: str, *, dim: bool = False) -> None:
+        # rich would wrap, expand tabs and read markup: text passes through untouched instead
+        if text:
+            file.write(f"\x1b[2m{text}\x1b[0m" if dim and file.isatty() else text)
+            file.flush()
+
+
+def print_stream(deltas: Iterator[Delta]) -> Output:
+    """Write an answer as it comes, its thinking apart; returns the whole."""
+    paper = Paper()
+    thinking, output = False, None
+    try:
+        for delta in deltas:
+            if delta.thinking:
+                thinking = True
+                paper.thinking(delta.thinking)
+            if delta.text:
+                if thinking:
+                    paper.note("\n--------\n")
                 thinking = False
-            answer.append(delta.text)
-            console.print(delta.text, end="", markup=False)
-        if delta.finish_reason == "error":
-            console.print(f"\n[error: {delta.stop_reason}]", style="red", markup=False)
-    console.print()
-    return "".join(answer)
+                paper.answer(delta.text)
+            output = delta.output
+    finally:
+        paper.answer("\n")
+    assert output is not None
+    return output
 
 
 def print_all(prompts: Seq[str], outputs: Seq[Output]) -> None:
     """Every prompt's choices, in order."""
-    console = Console(highlight=False, soft_wrap=True, emoji=False)
+    paper = Paper()
     for prompt, output in zip(prompts, outputs, strict=True):
-        console.rule(prompt.strip().split("\n")[0][:60] or "prompt", align="left")
         for choice in output.choices:
+            of = f" [{choice.index + 1}/{len(output.choices)}]" if len(output.choices) > 1 else ""
+            paper.title(f"--- {_first_line(prompt)}{of}")
             if choice.thinking:
-                console.print(choice.thinking, style="dim", markup=False)
-            console.print(choice.text, markup=False)
+                paper.thinking(f"{choice.thinking}\n")
+            paper.answer(f"{choice.text}\n")
+
+
+def _first_line(prompt: str) -> str:
+    return (prompt.strip().splitlines() or [""])[0][:60]
 
 
 def chat_loop(engine: Engine, params: SamplingParams, system: str | None) -> None:
     """Read, answer, remember; Ctrl-C stops an answer, Ctrl-D or /exit ends, /new starts afresh."""
-    console = Console(highlight=False, soft_wrap=True, emoji=False)
+    paper = Paper()
     start = [{"role": "system", "content": system}] if system else []
     messages = list(start)
-    console.print("/new starts afresh, /exit or Ctrl-D ends, Ctrl-C stops an answer", style="dim")
-    while (line := _read(console)) is not None:
+    paper.note("/new starts afresh, /exit or Ctrl-D ends, Ctrl-C stops an answer\n")
+    while (line := _read(paper)) is not None:
         if line == "/new":
             messages = list(start)
         elif line:
             messages.append({"role": "user", "content": line})
-            messages = _answer(engine, params, messages, console)
+            messages = _answer(engine, params, messages, paper)
 
 
 def _answer(
-    engine: Engine, params: SamplingParams, messages: list[dict[str, str]], console: Console
+    engine: Engine, params: SamplingParams, messages: list[dict[str, str]], paper: Paper
 ) -> list[dict[str, str]]:
-    """The conversation with the answer, or without the question if it couldn't be taken."""
-    deltas = engine.stream(messages, params)
+    """The conversation with the answer, or without the question if it couldn't be answered."""
     try:
-        text = print_stream(deltas, console)
+        with closing(engine.stream(messages, params)) as deltas:  # type: ignore[type-var]
+            choice = print_stream(deltas).choices[0]
     except ValueError as error:
-        console.print(str(error), style="red", markup=False)
+        paper.note(f"[{error}]\n")
         return messages[:-1]
     except KeyboardInterrupt:
-        deltas.close()  # type: ignore[attr-defined]
-        console.print("\n[stopped]", style="dim", markup=False)
+        paper.note("[stopped]\n")
         return messages[:-1]
-    return [*messages, {"role": "assistant", "content": text}]
+    if choice.finish_reason == "error":
+        paper.note(f"[error: {choice.stop_reason}]\n")
+        return messages[:-1]
+    if choice.finish_reason == "length":
+        paper.note("[cut at its length limit]\n")
+    return [*messages, {"role": "assistant", "content": choice.text}]
 
 
-def _read(console: Console) -> str | None:
+def _read(paper: Paper) -> str | None:
+    paper.note("> ")
     try:
-        line = console.input("[bold]> [/bold]").strip()
+        line = input().strip()
     except (EOFError, KeyboardInterrupt):
-        console.print()
+        paper.note("\n")
         return None
     return None if line == "/exit" else line
 
@@ -100,16 +143,21 @@ def print_info(config: EngineConfig) -> None:
     """The machine, each op's backends with their reasons, the model, its cache."""
     spec = config.models[MAIN]
     checkpoint = open_checkpoint(spec.model)
-    table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for rows in (_host_rows(), _backend_rows(spec, checkpoint), _model_rows(spec, checkpoint)):
-        for name, value in rows:
-            table.add_row(name, value)
-        table.add_row("", "")
-    for name, value in _cache_rows(config, spec, checkpoint):
-        table.add_row(name, value)
-    Console(highlight=False).print(table)
+    groups = [
+        list(_host_rows()),
+        list(_backend_rows(spec, checkpoint)),
+        list(_model_rows(spec, checkpoint)),
+        list(_cache_rows(config, spec, checkpoint)),
+    ]
+    margin = 2 + max(len(name) for rows in groups for name, _ in rows)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+    blocks = ("\n".join(_row(name, value, margin, width) for name, value in g) for g in groups)
+    sys.stdout.write("\n\n".join(blocks) + "\n")
+
+
+def _row(name: str, value: str, margin: int, width: int) -> str:
+    lines = textwrap.wrap(value, max(width - margin, 20), break_on_hyphens=False)
+    return name.ljust(margin) + f"\n{' ' * margin}".join(lines)
 
 
 Rows = Iterator[tuple[str, str]]
@@ -118,12 +166,19 @@ Rows = Iterator[tuple[str, str]]
 def _host_rows() -> Rows:
     yield (
         "taut",
-        f"{version('taut')}, torch {torch.__version__}, Python {platform.python_version()}",
+        f"{_version()}, torch {torch.__version__}, Python {platform.python_version()}",
     )
     yield "cpu", f"{_cpu_name()}, {usable_cpus()} usable, {torch.backends.cpu.get_cpu_capability()}"
     yield "memory", f"{available_bytes() / 2**30:.1f} GiB available"
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     yield "gpu", ", ".join(names) or "none seen by torch"
+
+
+def _version() -> str:
+    try:
+        return version("taut")
+    except PackageNotFoundError:  # run from its sources
+        return "(not installed)"
 
 
 def _cpu_name() -> str:

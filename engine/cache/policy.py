@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import torch
 from torch import Tensor
@@ -155,6 +155,10 @@ def keep_best(utility: Tensor, valid: Tensor, budget: Tensor) -> Tensor:
     return kept.masked_fill(kept == cells, -1)
 
 
+def _integer(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True, kw_only=True)
 class KVSpec:
     """How a model's cache stores and bounds its cells.
@@ -172,7 +176,12 @@ class KVSpec:
 
     def __post_init__(self) -> None:
         if self.format not in ("auto", "fp32", "bf16"):
-            raise ValueError(f"format must be auto, fp32 or bf16, not {self.format!r}")
+            raise ValueError(
+                f"format must be auto, fp32 or bf16, not {self.format!r}; packed cells of fewer "
+                "bits aren't supported yet"
+            )
+        if self.policy is not None and not isinstance(self.policy, KVPolicy):
+            raise ValueError(f"policy must be a KVPolicy such as SnapKV(), not {self.policy!r}")
         if self.policy is None:
             if self.budget_tokens is not None:
                 raise ValueError(
@@ -180,13 +189,13 @@ class KVSpec:
                     "give one, or leave budget_tokens out for the full cache"
                 )
             return
-        if self.budget_tokens is None or self.budget_tokens < MIN_BUDGET:
+        if not _integer(self.budget_tokens) or self.budget_tokens < MIN_BUDGET:
             raise ValueError(
                 f"budget_tokens must be at least {MIN_BUDGET} with a policy,"
-                f" not {self.budget_tokens}"
+                f" not {self.budget_tokens!r}"
             )
-        if self.window < 1:
-            raise ValueError(f"window must be at least 1, not {self.window}")
+        if not _integer(self.window) or self.window < 1:
+            raise ValueError(f"window must be at least 1, not {self.window!r}")
         reason = self.policy.refuses(self.budget_tokens)
         if reason is not None:
             raise ValueError(f"policy {self.policy}: {reason}")

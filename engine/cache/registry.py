@@ -10,6 +10,7 @@ import dataclasses
 import importlib
 import pkgutil
 from functools import cache
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from engine.cache import policies
 from engine.cache.policy import KVPolicy
@@ -34,10 +35,11 @@ def policy_classes() -> dict[str, type[KVPolicy]]:
 
 
 def policy_from_text(text: str) -> KVPolicy:
-    """`snapkv` or `snapkv(queries=16)`: a policy with literal fields."""
+    """`snapkv` or `snapkv(queries=16)`: a policy with literal fields. ValueError says what's wrong
+    with the text or with a field."""
     try:
         node = ast.parse(text.strip(), mode="eval").body
-    except SyntaxError:
+    except (SyntaxError, ValueError):  # ValueError: a null byte
         raise ValueError(f"{text!r} isn't a policy: write name or name(field=value)") from None
     call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
     if not isinstance(call.func, ast.Name) or call.args:
@@ -46,18 +48,41 @@ def policy_from_text(text: str) -> KVPolicy:
     if kind is None:
         known = ", ".join(sorted(policy_classes()))
         raise ValueError(f"there is no KV policy {call.func.id!r}; known: {known}")
-    return kind(**_fields(kind, call, text))
+    try:
+        return kind(**_fields(kind, call))
+    except ValueError as error:
+        raise ValueError(f"KV policy {text!r}: {error}") from None
 
 
-def _fields(kind: type[KVPolicy], call: ast.Call, text: str) -> dict[str, object]:
+def _fields(kind: type[KVPolicy], call: ast.Call) -> dict[str, object]:
     assert dataclasses.is_dataclass(kind)
-    known = {f.name for f in dataclasses.fields(kind)}
+    hints = get_type_hints(kind)
+    known = {f.name: hints[f.name] for f in dataclasses.fields(kind)}
     values: dict[str, object] = {}
-    for keyword in call.keywords:
-        if keyword.arg not in known:
-            raise ValueError(f"{text!r}: {keyword.arg} is no field; known: {', '.join(known)}")
-        try:
-            values[keyword.arg] = ast.literal_eval(keyword.value)
-        except ValueError:
-            raise ValueError(f"{text!r}: the value of {keyword.arg} must be a literal") from None
+    for name, node in ((keyword.arg, keyword.value) for keyword in call.keywords):
+        if name is None or name not in known:
+            raise ValueError(f"there is no field {name or '**'}; known: {', '.join(known)}")
+        if name in values:
+            raise ValueError(f"{name} is given twice")
+        values[name] = _literal(name, node, known[name])
     return values
+
+
+def _literal(name: str, node: ast.expr, hint: Any) -> object:
+    try:
+        value = ast.literal_eval(node)
+    except (ValueError, TypeError):
+        raise ValueError(f"the value of {name} must be a literal") from None
+    if not _fits(value, hint):
+        wanted = hint.__name__ if isinstance(hint, type) else hint
+        raise ValueError(f"{name} must be {wanted}, not {value!r}".replace("typing.", ""))
+    return value
+
+
+def _fits(value: object, hint: Any) -> bool:
+    """Whether a literal is of a field's type: a union, a Literal or a plain class."""
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if get_args(hint):
+        return any(_fits(value, each) for each in get_args(hint))
+    return type(value) is hint or (hint is float and type(value) is int)

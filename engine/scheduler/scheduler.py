@@ -232,6 +232,13 @@ class Scheduler:
             if self._current(batch.role, row):
                 self._commit_row(batch.role, row, got)
 
+    def fail(self, batch: Batch, message: str) -> None:
+        """The model couldn't run `batch`: its requests end with an error, others go on."""
+        for row in batch.rows:
+            track = self._flying.get(row.seq)
+            if track is not None and not track.root.ended:
+                self._end(track.root, Finish("error", message))
+
     def _current(self, role: Role, row: Row) -> bool:
         track = self._flying.get(row.seq)
         live = track is not None and not track.ended
@@ -247,7 +254,9 @@ class Scheduler:
         elder = track.parent
         while elder is not None:
             elder.decisions, elder = 0, elder.parent
-        if samples:
+        if got.error is not None:
+            self._trajectory.fail(track, got.error)
+        elif samples:
             self._trajectory.sampled(track, got)
         elif track.scored and seq.computed[role] == len(seq.tokens) - 1:
             track.ended = True
