@@ -64,8 +64,9 @@ class Engine:
         self.markers = build.markers_for(main.spec.reasoning, self.tokenizer)
         self.max_model_len = build.context_length(config, self.models)
         self._executors = build.build_executors(config, self.models, self.max_model_len)
+        self._caches = {role: executor.cache for role, executor in self._executors.items()}
         self._scheduler = Scheduler(
-            {role: executor.cache for role, executor in self._executors.items()},
+            self._caches,
             stop=StopRules(
                 eos_ids=main.checkpoint.generation.eos_ids,
                 max_model_len=self.max_model_len,
@@ -114,12 +115,11 @@ class Engine:
             executor = self._executors[batch.role]
             try:
                 out = executor.run(batch)
+                self._scheduler.commit(batch, out)
+                executor.compress(batch)
             except Exception as error:  # the batch's own: the requests beside it go on
                 log.exception("a batch of role %s failed", batch.role)
                 self._scheduler.fail(batch, f"the model failed: {type(error).__name__}: {error}")
-                continue
-            self._scheduler.commit(batch, out)
-            executor.compress(batch)
         return [self._publish(settled) for settled in self._scheduler.drain()]
 
     def abort(self, id: str) -> None:
@@ -187,21 +187,21 @@ class Engine:
 
     def stats(self) -> EngineStats:
         return EngineStats(
-            self._scheduler.stats(), {role: e.cache.stats() for role, e in self._executors.items()}
+            self._scheduler.stats(), {role: cache.stats() for role, cache in self._caches.items()}
         )
 
     def check(self) -> None:
         """Every invariant of scheduler and caches; for tests and idle moments."""
         self._scheduler.check()
-        for executor in self._executors.values():
-            executor.cache.check()
+        for cache in self._caches.values():
+            cache.check()
 
     def close(self) -> None:
-        """Abort what runs and give the memory back."""
+        """Abort what runs and give the memory back; nothing can be asked of it any more."""
         for id in list(self._requests):
             self.abort(id)
-        self._executors.clear()
-        self.models.clear()
+        for held in (self._executors, self._caches, self.models):  # the scheduler shares _caches
+            held.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -221,6 +221,8 @@ class Engine:
 
         Touches no running request, so a service may call it from another thread than `step`.
         """
+        if not self.models:
+            raise RuntimeError("the engine is closed")
         if id is None:
             names = (f"request-{count}" for count in self._ids)
             id = next(name for name in names if name not in self._requests)
