@@ -66,7 +66,7 @@ def test_in_a_batch_of_32(alone: Tape, make_engine: MakeEngine) -> None:
 
 
 def test_on_two_threads(alone: Tape, make_engine: MakeEngine) -> None:
-    same(alone, run(make_engine(threads=2), 9, after=3))
+    same(alone, run(make_engine(threads=2), 4, after=2))
     torch.set_num_threads(1)
 
 
