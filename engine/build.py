@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from typing import NamedTuple
 
@@ -65,14 +66,10 @@ def load_model(role: Role, spec: ModelSpec, backends: tuple[str, ...]) -> Loaded
     dtype = dtype_of(spec.dtype, device)
     checkpoint = open_checkpoint(spec.model)
     checkpoint.check()
-    tokenizer = load_tokenizer(checkpoint)
-    if tokenizer.vocab_size > checkpoint.config.vocab_size:
-        raise ValueError(
-            f"{checkpoint.source}: the tokenizer has {tokenizer.vocab_size} tokens, "
-            f"the model only {checkpoint.config.vocab_size}"
-        )
-    tokenizer = tokenizer.padded_to(checkpoint.config.vocab_size)
-    decoder = Decoder.load(checkpoint, dtype=dtype, device=device, prefer=backends)
+    with ThreadPoolExecutor(1) as beside:  # much of a start-up's time is either of the two
+        loading = beside.submit(load_tokenizer, checkpoint)
+        decoder = Decoder.load(checkpoint, dtype=dtype, device=device, prefer=backends)
+        tokenizer = loading.result()
     return Loaded(role, spec, checkpoint, tokenizer, decoder, dtype, device)
 
 
@@ -84,11 +81,18 @@ def check_backends(names: tuple[str, ...]) -> None:
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
-    """From the GGUF's metadata, or from the folder's tokenizer files."""
+    """From the GGUF's metadata, or from the folder's tokenizer files; as wide as the embedding."""
     if checkpoint.metadata is not None:
-        return tokenizer_from_gguf(checkpoint.metadata)
-    assert checkpoint.folder is not None
-    return tokenizer_from_folder(checkpoint.folder)
+        tokenizer = tokenizer_from_gguf(checkpoint.metadata)
+    else:
+        assert checkpoint.folder is not None
+        tokenizer = tokenizer_from_folder(checkpoint.folder)
+    if tokenizer.vocab_size > checkpoint.config.vocab_size:
+        raise ValueError(
+            f"{checkpoint.source}: the tokenizer has {tokenizer.vocab_size} tokens, "
+            f"the model only {checkpoint.config.vocab_size}"
+        )
+    return tokenizer.padded_to(checkpoint.config.vocab_size)
 
 
 def check_roles(models: Mapping[Role, Loaded]) -> None:

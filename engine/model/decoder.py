@@ -19,6 +19,10 @@ from engine.model.architecture import DecoderConfig
 from engine.model.rope import Rope, rotate
 from engine.model.tensors import Tensors
 from engine.model.weights import Dense, Weight
+from engine.model.workers import workers
+
+Embed = Callable[[Tensor], Tensor]
+"""ids [T] int64 -> [T, E]."""
 
 
 class StepKV(Protocol):
@@ -57,7 +61,7 @@ class Decoder:
     def __init__(
         self,
         config: DecoderConfig,
-        embed: Callable[[Tensor], Tensor],
+        embed: Embed,
         layers: Sequence[Layer],
         norm: Tensor,
         head: Weight,
@@ -121,7 +125,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 
 class _Loader:
-    """Reads tensors by name, builds the parts and counts their bytes."""
+    """Reads tensors by name, builds the parts side by side, and counts their bytes."""
 
     def __init__(
         self,
@@ -137,32 +141,33 @@ class _Loader:
         self.dtype = dtype
         self.device = device
         self.prefer = prefer
-        self.nbytes = 0
+        self.sizes: list[int] = []  # bytes of each tensor
 
     def decoder(self) -> Decoder:
         cfg = self.config
         shape = (cfg.vocab_size, cfg.hidden_size)
         name = "model.embed_tokens.weight"
-        layers = [self._layer(f"model.layers.{index}.") for index in range(cfg.layers)]
+        with workers() as pool:  # the head first: it's the largest, and its copy goes soonest
+            ends = pool.submit(self._ends, name, shape)
+            layers = list(pool.map(self._layer, range(cfg.layers)))
+            embed, head = ends.result()
         norm = self._tensor("model.norm.weight", cfg.hidden_size)
-        head = self._tensor(name if cfg.tied_embeddings else "lm_head.weight", *shape)
-        embed = self._embedding(name, shape, head if cfg.tied_embeddings else None)
-        weight = Dense(head, None, self.prefer)
-        return Decoder(cfg, embed, layers, norm, weight, self.nbytes)
+        return Decoder(cfg, embed, layers, norm, head, sum(self.sizes))
 
     def _tensor(self, name: str, *shape: int) -> Tensor:
         tensor = self.checkpoint.tensor(name, shape).to(device=self.device, dtype=self.dtype)
-        self.nbytes += tensor.nbytes
+        self.sizes.append(tensor.nbytes)
         return tensor
 
-    def _embedding(
-        self, name: str, shape: tuple[int, int], tied: Tensor | None
-    ) -> Callable[[Tensor], Tensor]:
-        """From the file on CPU, where the tied head may be packed; else from a table, held once."""
+    def _ends(self, name: str, shape: tuple[int, int]) -> tuple[Embed, Weight]:
+        """Embedding and LM head. On CPU, where a tied head may be packed, rows are looked up in the
+        file; elsewhere in a table, held once."""
+        tied = self.config.tied_embeddings
+        head = self._tensor(name if tied else "lm_head.weight", *shape)
         if self.device.type == "cpu":
-            return self.checkpoint.rows(name, shape)
-        table = self._tensor(name, *shape) if tied is None else tied
-        return lambda ids: F.embedding(ids, table)
+            return self.checkpoint.rows(name, shape), Dense(head, None, self.prefer)
+        table = head if tied else self._tensor(name, *shape)
+        return lambda ids: F.embedding(ids, table), Dense(head, None, self.prefer)
 
     def _stack(self, prefix: str, outs: dict[str, int], ins: int, *, bias: bool) -> Weight:
         """Several projections of one input as one weight, rows in the order of `outs`."""
@@ -170,8 +175,8 @@ class _Loader:
         biases = [self._tensor(f"{prefix}{n}.bias", out) for n, out in outs.items() if bias]
         return Dense(torch.cat(weights), torch.cat(biases) if bias else None, self.prefer)
 
-    def _layer(self, prefix: str) -> Layer:
-        cfg = self.config
+    def _layer(self, index: int) -> Layer:
+        cfg, prefix = self.config, f"model.layers.{index}."
         attn, mlp = prefix + "self_attn.", prefix + "mlp."
         hidden, inner = cfg.hidden_size, cfg.intermediate_size
         q, kv = cfg.q_heads * cfg.head_dim, cfg.kv_heads * cfg.head_dim

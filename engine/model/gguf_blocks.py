@@ -4,17 +4,12 @@ A block type keeps 32 to 256 weights of a row together with their scales. The co
 unpacked here in a few vectorised passes over chunks that stay in the processor's cache; all others
 go through `gguf.quants`, whose results every path equals bit for bit: a scale has 11 bits and a
 weight at most 8, so their product is exact in float32 and no order of operations shows.
-
-A large tensor is cut into spans, one a thread of our own pool: torch's threads meet after every
-single operation, which costs dearly on a busy machine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import cache, partial
-from threading import Barrier
 
 import numpy as np
 import torch
@@ -26,7 +21,6 @@ Kind = GGMLQuantizationType
 
 FLOATS = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}
 _CHUNK = 1 << 18  # weights unpacked at a time
-_SMALL = 1 << 17  # weights that aren't worth a second thread
 
 
 @cache
@@ -41,32 +35,16 @@ def supported(kind: GGMLQuantizationType) -> bool:
     return True
 
 
-def unpackers() -> Executor:
-    """As many threads as torch uses, each of which runs torch's operations alone."""
-    count = torch.get_num_threads()
-    pool = ThreadPoolExecutor(count, "gguf", torch.set_num_threads, (1,))
-    list(pool.map(lambda barrier: barrier.wait(), [Barrier(count)] * count))  # all have started
-    torch.set_num_threads(count)  # it holds for the calling thread and for threads yet to start
-    return pool
-
-
-def dequantise(raw: Tensor, kind: GGMLQuantizationType, pool: Executor) -> Tensor:
+def dequantise(raw: Tensor, kind: GGMLQuantizationType) -> Tensor:
     """Rows of blocks [R, bytes] uint8, contiguous -> float32 [R, weights]."""
     block, block_bytes = GGML_QUANT_SIZES[kind]
     blocks = raw.view(-1, block_bytes)
     out = torch.empty(len(blocks), block)
-    span = max(_SMALL // block, -(-len(blocks) // torch.get_num_threads()))
-
-    def unpack_span(start: int) -> None:
-        with torch.inference_mode(out.is_inference()):  # a thread of the pool has a mode of its own
-            for at in range(start, min(start + span, len(blocks)), step):
-                end = min(at + step, start + span)
-                unpack(blocks[at:end], out[at:end])
-
-    step = _CHUNK // block
     unpack = _UNPACK.get(kind) or partial(_by_gguf, kind)
-    starts = range(0, len(blocks), span)
-    list((pool.map if len(starts) > 1 else map)(unpack_span, starts))
+    for some, weights in zip(
+        blocks.split(_CHUNK // block), out.split(_CHUNK // block), strict=True
+    ):
+        unpack(some, weights)
     return out.view(len(raw), -1)
 
 

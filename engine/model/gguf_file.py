@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.model.architecture import DecoderConfig
-from engine.model.gguf_blocks import FLOATS, dequantise, supported, unpackers
+from engine.model.gguf_blocks import FLOATS, dequantise, supported
 from engine.model.gguf_config import read_config, read_generation
 from engine.model.gguf_header import TensorInfo, read_header
 from engine.model.tensors import Shape, check_names, check_shape, needed_shapes
@@ -53,7 +54,6 @@ class GGUFFile:
     def __init__(self, file: Path, source: str) -> None:
         self.source = source
         self._header = read_header(file)
-        self._pool = unpackers()
         self._bytes = torch.frombuffer(self._header.data, dtype=torch.uint8)
         divisors = self._info(_ROPE) if _ROPE in self._header.tensors else None
         self.config: DecoderConfig = read_config(
@@ -73,7 +73,12 @@ class GGUFFile:
 
     def tensor(self, name: str, shape: Shape) -> Tensor:
         """The tensor as floats, after a check of its shape."""
-        return self._values(self._checked(name, shape), self._row_order(name))
+        info = self._checked(name, shape)
+        values = self._values(info, self._row_order(name))
+        if info.kind not in FLOATS:  # a copy: its bytes needn't stay in memory
+            start = info.start // mmap.PAGESIZE * mmap.PAGESIZE
+            self._header.data.madvise(mmap.MADV_DONTNEED, start, info.start + info.nbytes - start)
+        return values
 
     def rows(self, name: str, shape: Shape) -> Callable[[Tensor], Tensor]:
         """ids [n] -> the tensor's rows [n, E]; only those rows are read and dequantised."""
@@ -103,9 +108,7 @@ class GGUFFile:
             values = raw.view(FLOATS[info.kind]).view(info.shape)
             return values if order is None else values.index_select(0, order)
         rows = raw.view(info.shape[0], -1)
-        return dequantise(
-            rows if order is None else rows.index_select(0, order), info.kind, self._pool
-        )
+        return dequantise(rows if order is None else rows.index_select(0, order), info.kind)
 
     def _row_order(self, name: str) -> Tensor | None:
         """Where the rows of q and k lie in the file.

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from engine.model import template as chat
 from engine.model.detokenizer import Detokenizer
 from engine.model.vocab_folder import read_folder_config
 from engine.model.vocab_gguf import vocabulary_from_gguf
@@ -147,6 +146,8 @@ class Tokenizer:
             raise ValueError(
                 "the model has no chat template: give one, or a plain prompt instead of messages"
             )
+        from engine.model import template as chat  # jinja2 takes a tenth of a second to import
+
         named = {"bos_token": self.bos_id, "eos_token": self.eos_id}
         specials = {n: self.token_bytes(i).decode() for n, i in named.items() if i is not None}
         return chat.render(

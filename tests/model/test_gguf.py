@@ -17,7 +17,7 @@ from gguf.quants import dequantize, quantize
 
 from engine.model.architecture import DecoderConfig
 from engine.model.checkpoint import open_checkpoint
-from engine.model.gguf_blocks import FLOATS, dequantise, supported, unpackers
+from engine.model.gguf_blocks import FLOATS, dequantise, supported
 from engine.model.gguf_file import GGUFFile, _stored_name
 from engine.model.gguf_header import read_header
 from engine.model.tensors import tensor_shapes
@@ -103,8 +103,7 @@ def test_blocks_equal_the_gguf_package_bit_for_bit(kind: Kind) -> None:
         raw = rng.integers(0, 256, (5, 100 * size), np.uint8)
         scales = rng.standard_normal((500, 2)).astype(np.float16).view(np.uint8)
         raw.reshape(500, size)[:, :4] = scales
-    with unpackers() as pool:
-        ours = dequantise(torch.from_numpy(raw), kind, pool)
+    ours = dequantise(torch.from_numpy(raw), kind)
     np.testing.assert_array_equal(ours.numpy(), dequantize(raw, kind))
     assert ours.shape == (5, 100 * block)
 
@@ -114,14 +113,7 @@ def test_large_tensors_are_cut_and_joined(kind: Kind) -> None:
     size = GGML_QUANT_SIZES[kind][1]
     raw = np.random.default_rng(2).integers(0, 60, (7, 700 * size), np.uint8)
     raw = np.tile(raw, (1, 32 if size < 50 else 4))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        with unpackers() as pool:
-            assert torch.get_num_threads() == 2
-            ours = dequantise(torch.from_numpy(raw), kind, pool)
-    finally:
-        torch.set_num_threads(threads)
+    ours = dequantise(torch.from_numpy(raw), kind)
     np.testing.assert_array_equal(ours.numpy(), dequantize(raw, kind))
 
 
