@@ -358,7 +358,7 @@ def test_the_engine_s_thread_dies(
         def fail(*_: object) -> None:
             raise failure
 
-        monkeypatch.setattr(engine.engine._scheduler, "commit", fail)
+        monkeypatch.setattr(engine.engine._scheduler, "schedule", fail)
         late = await engine.submit(PROMPT, LONG)  # its command is never run
         gate.release()
         for stream in (*streams, late):

@@ -73,7 +73,8 @@ def attend(
     heads = table.shape[1]
     group = q_heads // heads
     rows = queries * group
-    table = F.pad(table, (0, -table.shape[2] % (SPLIT // PAGE)))  # [B, H, P]
+    if missing := -table.shape[2] % (SPLIT // PAGE):
+        table = F.pad(table, (0, missing))  # [B, H, P]
     pos = _cell_positions(pos_pool, table, lengths)  # [B, H, P * 16]
 
     q = q.float() * dim**-0.5
@@ -100,7 +101,7 @@ def attend(
 
 def _cell_positions(pos_pool: Tensor, table: Tensor, lengths: Tensor) -> Tensor:
     """Every cell's position, [B, H, P * 16]; of cells that a head doesn't hold, past any query."""
-    pos = pos_pool[table].flatten(2)
+    pos = pos_pool.index_select(0, table.flatten()).view(*table.shape[:2], -1)
     cell = torch.arange(pos.shape[2], device=pos.device)
     return pos.masked_fill_(cell >= lengths[..., None], torch.iinfo(pos.dtype).max)
 

@@ -41,10 +41,9 @@ def dequantise(raw: Tensor, kind: GGMLQuantizationType) -> Tensor:
     blocks = raw.view(-1, block_bytes)
     out = torch.empty(len(blocks), block)
     unpack = _UNPACK.get(kind) or partial(_by_gguf, kind)
-    for some, weights in zip(
-        blocks.split(_CHUNK // block), out.split(_CHUNK // block), strict=True
-    ):
-        unpack(some, weights)
+    step = _CHUNK // block
+    for at in range(0, len(blocks), step):
+        unpack(blocks[at : at + step], out[at : at + step])
     return out.view(len(raw), -1)
 
 
