@@ -1,23 +1,29 @@
 """Make the stored answers that the tests compare with, by an independent implementation.
 
-    python -m bench.golden --gguf FILE --out tests/golden/NAME.json
+    python -m bench.golden --gguf FILE --out tests/golden/NAME.json     make them
+    python -m bench.golden --check tests/golden/NAME.json --model NAME  compare the engine's own
 
 transformers reads the GGUF file with its own converter (tokenizer, weights, permutation) and
 continues each prompt greedily in float32, end-of-sequence ignored. Stored: the prompt's ids, the
 continuation, and of each position the best logit and its lead over the second, which tells a
-rounding flip from an error. Needs the extras `bench` (transformers, accelerate).
+rounding flip from an error. Making them needs the extras `bench` (transformers, accelerate).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from engine import Engine, SamplingParams
+
 LENGTH = 64
+NEAR_TIE = 2e-4
+"""A lead of the best logit that float32 rounding may turn round."""
 
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 
@@ -63,17 +69,13 @@ def continue_greedily(model: Any, ids: list[int]) -> dict[str, list[Any]]:
     return {"tokens": tokens, "best": best, "lead": lead}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gguf", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    args = parser.parse_args()
+def make(gguf: Path, out: Path) -> None:
     import transformers
 
-    where = {"gguf_file": args.gguf.name}
-    tokenizer = transformers.AutoTokenizer.from_pretrained(args.gguf.parent, **where)
+    where = {"gguf_file": gguf.name}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, **where)
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-        args.gguf.parent, dtype=torch.float32, **where
+        gguf.parent, dtype=torch.float32, **where
     )
     model.eval()
     cases = []
@@ -82,9 +84,40 @@ def main() -> None:
         cases.append({"prompt": prompt, "ids": ids, **continue_greedily(model, ids)})
         print(f"{len(ids):4d} tokens: {tokenizer.decode(cases[-1]['tokens'])[:60]!r}", flush=True)
     made_by = f"transformers {transformers.__version__}, torch {torch.__version__}, float32"
-    record = {"file": args.gguf.name, "made_by": made_by, "cases": cases}
-    args.out.write_text(json.dumps(record, ensure_ascii=True, separators=(",", ":")) + "\n")
+    record = {"file": gguf.name, "made_by": made_by, "cases": cases}
+    out.write_text(json.dumps(record, ensure_ascii=True, separators=(",", ":")) + "\n")
+
+
+def check(stored: Path, name: str) -> int:
+    """Continue the stored prompts, all at once; how many differ past a near-tie."""
+    cases = json.loads(stored.read_text())["cases"]
+    params = SamplingParams(max_tokens=LENGTH, temperature=0.0, ignore_eos=True)
+    with Engine(name) as engine:
+        outputs = engine.generate([case["ids"] for case in cases], params)
+    wrong = 0
+    for case, output in zip(cases, outputs, strict=True):
+        pairs = zip(case["tokens"], output.token_ids, strict=True)
+        split = next((i for i, (theirs, ours) in enumerate(pairs) if theirs != ours), None)
+        if split is not None:
+            lead = case["lead"][split]
+            wrong += lead > NEAR_TIE
+            print(f"{case['prompt'][:40]!r} differs at token {split}, where the lead is {lead}")
+    print(f"{len(cases)} prompts of {LENGTH} tokens, {wrong} differ where there's no near-tie")
+    return wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gguf", type=Path)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--check", type=Path)
+    parser.add_argument("--model")
+    args = parser.parse_args()
+    if args.check is not None:
+        return int(check(args.check, args.model) > 0)
+    make(args.gguf, args.out)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
