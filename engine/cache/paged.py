@@ -22,9 +22,10 @@ from engine.cache.policy import KVSpec
 from engine.cache.prefix import PrefixCache, chain_keys
 from engine.cache.ring import QueryRing
 from engine.cache.room import make_room
-from engine.cache.step import Attend, Rows, StepKV, plan_step
+from engine.cache.step import Rows, StepKV, plan_step
 from engine.cache.tables import NEVER, Tables, pages_for
 from engine.cache.view import KVShape
+from engine.kernels.attention import Attend
 from engine.request import Admission, Sequence
 
 
@@ -52,7 +53,7 @@ class KVStats(NamedTuple):
 class PagedCache:
     """`pages` pages shared by all layers and heads, `slots` sequences of at most `max_len` tokens.
 
-    `attend` is the attention op (see `step.Attend`); `dtype` the model's.
+    `attend` is the attention op; `dtype` the model's.
     """
 
     def __init__(
