@@ -248,8 +248,8 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Queue a prepared request."""
-        self._requests[request.id] = request
         self._scheduler.add(request.choices)
+        self._requests[request.id] = request
 
     def _publish(self, settled: Settled) -> Delta:
         request = self._requests[settled.seq.id]
