@@ -66,7 +66,7 @@ def attend(
     | q_pos          | [B, M]        | the queries' positions                              |
 
     Integers are int32. A query sees cell c of its kv head iff c < length and the cell's position is
-    at most its own; one that sees nothing (padding) gets zeros. Cells never written must be finite.
+    at most its own; one that sees nothing (padding) gets zeros. All of v_pool must be finite.
     """
     dtype = q.dtype
     batch, queries, q_heads, dim = q.shape
