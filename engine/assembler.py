@@ -92,7 +92,7 @@ class Assembler:
     def _channel(self, position: int) -> Channel:
         if position in self._marked:
             return "marker"
-        if self._markers.end and any(a <= position < b for a, b in self._chain.spans):
+        if self._markers.end and self._chain.inside(position):
             return "thinking"
         return "answer"  # all of the text, for a model without markers
 

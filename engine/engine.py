@@ -248,8 +248,8 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Queue a prepared request."""
-        self._requests[request.id] = request
         self._scheduler.add(request.choices)
+        self._requests[request.id] = request
 
     def _publish(self, settled: Settled) -> Delta:
         request = self._requests[settled.seq.id]
@@ -265,15 +265,16 @@ class Engine:
             messages = cast(Messages, prompt)
             text = self.tokenizer.apply_chat_template(messages)
             return self.tokenizer.encode(text, add_special=False), messages
+        vocab_size = self._vocab_size
         for i, token in enumerate(prompt):
             if isinstance(token, bool) or not isinstance(token, int):
                 raise ValueError(
                     f"a prompt is text, token ids or chat messages; item {i} is {token!r}"
                 )
-            if not 0 <= token < self._vocab_size:
+            if not 0 <= token < vocab_size:
                 raise ValueError(
                     f"token id {token} at position {i} of the prompt is outside the vocabulary "
-                    f"(0 to {self._vocab_size - 1})"
+                    f"(0 to {vocab_size - 1})"
                 )
         return cast(Seq[int], prompt), None
 

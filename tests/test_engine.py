@@ -275,3 +275,19 @@ def test_dtype_changes_the_cells(make_engine: MakeEngine) -> None:
         engine.generate([[1, 2]], greedy(2))
     assert sizes == {"float32": 16 * (2 * 16 * 4 + 4), "bfloat16": 16 * (2 * 16 * 2 + 4)}
     assert torch.get_num_threads() == 1
+
+
+def test_numbers_that_are_none_stay_with_their_request(
+    make_model: MakeModel, make_engine: MakeEngine
+) -> None:
+    model = make_model()
+    engine = make_engine(model, kv_tokens=96)
+    decoder = engine._executors["main"].decoder
+    embed = decoder._embed
+    decoder._embed = lambda ids: embed(ids) * torch.nan
+    (bad,) = engine.generate([prompts(8)[7]], greedy())
+    assert bad.finish_reason == "error"
+    decoder._embed = embed
+    (good,) = engine.generate([[7, 8, 9]], greedy())  # in pages that held the other's
+    assert len(good.token_ids) == 24
+    assert_greedy(model, good)

@@ -56,9 +56,10 @@ class CellStore:
         return PAGE * (2 * head_dim * dtype.itemsize + 4)
 
     def write(self, cells: Tensor, k: Tensor, v: Tensor) -> None:
-        """k, v [N, D] into distinct cells."""
+        """k, v [N, D] into distinct cells. No value is NaN or infinite in there: attention gives a
+        cell that isn't held the weight 0, and 0 * NaN would reach whoever has its page next."""
         self._k[cells] = k.to(self.k.dtype)
-        self._v[cells] = v.to(self.v.dtype)
+        self._v[cells] = v.to(self.v.dtype).nan_to_num()
 
     def write_pos(self, cells: Tensor, pos: Tensor) -> None:
         self._pos[cells] = pos

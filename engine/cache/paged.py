@@ -22,9 +22,10 @@ from engine.cache.policy import KVSpec
 from engine.cache.prefix import PrefixCache, chain_keys
 from engine.cache.ring import QueryRing
 from engine.cache.room import make_room
-from engine.cache.step import Attend, Rows, StepKV, plan_step
+from engine.cache.step import Rows, StepKV, plan_step
 from engine.cache.tables import NEVER, Tables, pages_for
 from engine.cache.view import KVShape
+from engine.kernels.attention import Attend
 from engine.request import Admission, Sequence
 
 
@@ -52,7 +53,7 @@ class KVStats(NamedTuple):
 class PagedCache:
     """`pages` pages shared by all layers and heads, `slots` sequences of at most `max_len` tokens.
 
-    `attend` is the attention op (see `step.Attend`); `dtype` the model's.
+    `attend` is the attention op; `dtype` the model's.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class PagedCache:
         self._ledger = Ledger(shape, spec, self._pool, self._tables)
         self._free_slots = list(range(slots))[::-1]
         self._keys: list[list[bytes]] = [[] for _ in range(slots)]  # of the prompts' full pages
+        self._asked: tuple[Sequence | None, list[bytes]] = (None, [])  # the last to ask: its keys
         self._evicted = 0
         self._ring: QueryRing | None = None
         self._compactor: Compactor | None = None
@@ -124,7 +126,7 @@ class PagedCache:
         tables.clear(slot)
         tables.prompt_len[slot] = seq.prompt_len
         tables.point[slot] = self._next_point(slot)
-        keys = chain_keys(seq.tokens[: seq.prompt_len])
+        keys = self._keys_of(seq)
         hit = [] if seq.params.prompt_logprobs is not None else self._prefix.match(keys)
         # At least one prompt token runs, and every token whose query the policy remembers.
         most = min(seq.prompt_len - 1, tables.point[slot] - max(self._queries, 1))
@@ -141,6 +143,12 @@ class PagedCache:
         if hit:
             self._adopt_prefix(slot, len(hit), pages)
         return Admission(slot, tables.computed[slot])
+
+    def _keys_of(self, seq: Sequence) -> list[bytes]:
+        """Of the prompt's full pages; whoever waits first in line is asked for at every step."""
+        if self._asked[0] is not seq:
+            self._asked = seq, chain_keys(seq.tokens[: seq.prompt_len])
+        return self._asked[1]
 
     def _adopt_prefix(self, slot: int, count: int, pages: Ints) -> None:
         tables = self._tables

@@ -10,8 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-PAGE = 16
-"""Cells a page."""
+from engine.kernels.attention import PAGE as PAGE  # for its neighbours: kernels define it
 
 Ints = NDArray[np.int32]
 

@@ -20,11 +20,7 @@ from engine.cache.pages import PAGE
 from engine.cache.parts import Parts
 from engine.cache.ring import QueryRing, Remembered
 from engine.cache.tables import Tables
-
-Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-"""(q [B, M, Hq, D], k_pool, v_pool [pages, 16, D], pos_pool [pages, 16], table [B, H, P] int32,
-lengths [B, H] int32, q_pos [B, M] int32) -> [B, M, Hq, D]. A query sees cell c of its kv head if
-c < lengths and the cell's pos <= q_pos."""
+from engine.kernels.attention import Attend
 
 Array = NDArray[np.int64]
 

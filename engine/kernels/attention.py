@@ -58,15 +58,15 @@ def attend(
 ) -> Tensor:
     """Softmax attention with scale 1 / sqrt(D), computed in float32 whatever the dtypes.
 
-    | q, result      | [B, M, Hq, D] | query heads of one kv head are neighbours                   |
-    | k_pool, v_pool | [pages, 16, D]| a page is 16 cells of one kv head of one layer              |
-    | pos_pool       | [pages, 16]   | int32, the position that each cell's token had              |
-    | table          | [B, H, P]     | page ids; entries past a head's length may be any valid page|
-    | lengths        | [B, H]        | cells that each head holds                                  |
-    | q_pos          | [B, M]        | int64, the queries' positions                               |
+    | q, result      | [B, M, Hq, D] | query heads of one kv head are neighbours           |
+    | k_pool, v_pool | [pages, 16, D]| a page is 16 cells of one kv head of one layer      |
+    | pos_pool       | [pages, 16]   | the position that each cell's token had             |
+    | table          | [B, H, P]     | page ids; past a head's length they may be any page |
+    | lengths        | [B, H]        | cells that each head holds                          |
+    | q_pos          | [B, M]        | the queries' positions                              |
 
-    A query sees cell c of its kv head iff c < length and the cell's position is at most its own;
-    one that sees nothing (padding) gets zeros. Cells never written must be finite.
+    Integers are int32. A query sees cell c of its kv head iff c < length and the cell's position is
+    at most its own; one that sees nothing (padding) gets zeros. All of v_pool must be finite.
     """
     dtype = q.dtype
     batch, queries, q_heads, dim = q.shape

@@ -6,6 +6,7 @@ of the sequence's token list a step (about 30 ns a token).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
 
@@ -15,6 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.request import Mask, SamplingParams, Sequence
+
+log = logging.getLogger(__name__)
 
 
 def adjusted(logits: Tensor, seqs: Seq[Sequence], repetition: Seq[float]) -> Tensor:
@@ -44,7 +47,11 @@ def _masks(seq: Sequence) -> list[Mask]:
     own = []
     if params.allowed_token_ids is not None or params.logit_bias:
         own.append(Mask(allow=params.allowed_token_ids, bias=params.logit_bias))
-    ruled = (rule.mask(seq.tokens) for rule in seq.rules)
+    try:
+        ruled = [rule.mask(seq.tokens) for rule in seq.rules]
+    except Exception:  # one request's rule: the rows beside it go on
+        log.exception("sequence %s: a logits rule failed", seq.id)
+        return [Mask(allow=())]
     return own + [mask for mask in ruled if mask is not None]
 
 

@@ -49,9 +49,9 @@ class ChainTracker(Protocol):
     def thinking_tokens(self) -> int:
         """How many generated tokens belong to chains so far."""
 
-    @property
-    def spans(self) -> list[tuple[int, int]]:
-        """Positions [start, end) of the chains' text, a forced closing phrase included."""
+    def inside(self, position: int) -> bool:
+        """Whether a fed token is of a chain's text, a forced closing phrase included. Takes time
+        for every block that began behind it."""
 
     def feed(self, token: int) -> None:
         """The next token."""
@@ -124,13 +124,13 @@ class ThinkingTracker:
         last = self._turns[-1]
         return last.total + (self._len - last.position if last.opened else 0)
 
-    @property
-    def spans(self) -> list[tuple[int, int]]:
-        pairs = zip(self._turns, self._turns[1:], strict=False)
-        spans = [(a.position, b.text_end) for a, b in pairs if a.opened]
-        if self.thinking:
-            spans.append((self._turns[-1].position, self._len))
-        return spans
+    def inside(self, position: int) -> bool:
+        end = self._len
+        for turn in reversed(self._turns):
+            if turn.position <= position:
+                return turn.opened and position < end
+            end = turn.text_end
+        return False
 
     def feed(self, token: int) -> None:
         self._fed.append(token)
@@ -194,9 +194,8 @@ class AnswerTracker:
     def _chain_end(self) -> int:
         return self._marks[-1].chain_end if self._marks else self._begin + len(self._fed)
 
-    @property
-    def spans(self) -> list[tuple[int, int]]:
-        return [(self._begin, self._chain_end)] if self._chain_end > self._begin else []
+    def inside(self, position: int) -> bool:
+        return self._begin <= position < self._chain_end
 
     def feed(self, token: int) -> None:
         data = self._token_bytes(token)

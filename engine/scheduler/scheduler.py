@@ -312,7 +312,7 @@ class Scheduler:
                 settled = min(ask(ear, lambda ear: ear.watch.settled(seq)) for ear in track.ears)
                 return min(max(settled, track.reported), len(seq.tokens))
             except Fault as fault:
-                self._trajectory.fail(track, str(fault))
+                self._trajectory.fail(track, fault)
                 self._retire(track)
         return len(seq.tokens)
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-from engine.request import Finish, Origin, Role, RowOutput, TokenLogprob
+from engine.request import Finish, LogitsRule, Origin, Role, RowOutput, TokenLogprob
 from engine.scheduler.branches import spawn
 from engine.scheduler.controller import Adopt, Branch, Decision, Edit, ThoughtEvent, TokenEvent
 from engine.scheduler.slots import Slots
@@ -58,15 +58,17 @@ class Plan:
     finish: Finish | None = None
 
 
+Part = TypeVar("Part", Ear, LogitsRule)
 T = TypeVar("T")
 
 
-def ask(ear: Ear, call: Callable[[Ear], T]) -> T:
-    """One hook's answer; its exceptions become a Fault that names the controller."""
+def ask(part: Part, call: Callable[[Part], T]) -> T:
+    """What a hook of a watch or a rule answers; its exceptions become a Fault that names it."""
     try:
-        return call(ear)
+        return call(part)
     except Exception as error:
-        raise Fault(f"{ear.name}: {error}") from error
+        name = part.name if isinstance(part, Ear) else type(part).__name__
+        raise Fault(f"{name}: {error}") from error
 
 
 class Trajectory:
@@ -84,7 +86,8 @@ class Trajectory:
             verdict = self._first(track, lambda ear: ear.watch.begin(track.seq))
             stop, *others = track.ears
             rules = stop.watch.rules(track.seq)
-            track.inherited += tuple(r for ear in others for r in ear.watch.rules(track.seq))
+            for each in others:
+                track.inherited += ask(each, lambda ear: ear.watch.rules(track.seq))
             track.seq.rules = rules + track.inherited
             self._run(track, Plan(), verdict)
 
@@ -113,9 +116,10 @@ class Trajectory:
 
         self._guard(track, go)
 
-    def fail(self, track: Track, message: str) -> None:
-        log.error("request %s: %s", track.seq.id, message, exc_info=True)
-        self.end(track, Finish("error", message))
+    def fail(self, track: Track, why: Fault | str) -> None:
+        traceback = why if isinstance(why, Fault) else None
+        log.error("request %s: %s", track.seq.id, why, exc_info=traceback)
+        self.end(track, Finish("error", str(why)))
 
     def end(self, track: Track, finish: Finish) -> None:
         """The sequence is over, and its family's slots with it (a child's own stays adoptable)."""
@@ -129,7 +133,7 @@ class Trajectory:
         try:
             go()
         except Fault as fault:
-            self.fail(track, str(fault))
+            self.fail(track, fault)
         self._slots.settle(track.seq, track.stale)
         track.stale = None
 
@@ -224,7 +228,8 @@ class Trajectory:
             self._known(ear, branch.role)
         self._mark_stale(track)
         track.asker, track.crowded = ear, False
-        track.round = [spawn(track, ear, branch) for branch in branches]
+        # asked, since the rules' own fork() runs there
+        track.round = ask(ear, lambda ear: [spawn(track, ear, branch) for branch in branches])
         for child in track.round:
             self._start_child(child)
         return Plan()
@@ -262,7 +267,7 @@ class Trajectory:
             seq.thought_ends.pop()
         track.thoughts.rewind(pos - track.floor)
         for rule in seq.rules:
-            rule.rewind(pos)
+            ask(rule, lambda rule: rule.rewind(pos))
         for each in track.ears:
             ask(each, lambda ear: ear.watch.rewound(seq, pos))
         seq.lineage = lineage_of(seq.lineage, REWOUND)

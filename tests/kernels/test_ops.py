@@ -51,7 +51,7 @@ class Attention(NamedTuple):
             pool[table.flatten()] = held.masked_fill(unheld.view(-1, PAGE, 1), 1e4)
         q_pos = (last + 1 - m + torch.arange(m)).expand(b, m)
         q = torch.randn(b, m, h * g, d, generator=rng)
-        return q, *pools, pos_pool, table, lengths, q_pos
+        return q, *pools, pos_pool, table, lengths.int(), q_pos.int()
 
 
 ATTENTION_CASES = (

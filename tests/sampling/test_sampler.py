@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.request import Mask, Needs, Row
 from engine.sampling.sampler import SamplingDefaults
-from tests.sampling.rows import random_logits, row, sample, tokens
+from tests.sampling.rows import Fixed, random_logits, row, sample, tokens
 
 INF = math.inf
 
@@ -236,6 +236,21 @@ def test_a_row_with_nothing_to_sample_fails_alone() -> None:
     assert "forbid" in str(outputs[1].error)
     assert "not finite" in str(outputs[4].error)
     assert outputs[0] == sample(logits[:1], rows[:1], Needs(entropy=True))[0]
+
+
+def test_a_rule_that_raises_ends_its_own_row(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Fixed):
+        def mask(self, tokens: object) -> Mask | None:
+            raise KeyError("no such state")
+
+    logits = random_logits(1, 50)
+    rows = [row(name=name, temperature=0.0) for name in ("a", "b")]
+    rows[1].seq.rules = (Broken(None),)
+    good, bad = sample(logits, rows)
+    assert good.token == int(logits.argmax())
+    assert bad.token is None
+    assert "forbid every one" in str(bad.error)
+    assert "no such state" in caplog.text
 
 
 @pytest.mark.parametrize(

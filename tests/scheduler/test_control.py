@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 
 import pytest
 
-from engine.request import Finish, Role, Sequence
+from engine.request import Finish, LogitsRule, Mask, Role, Sequence
 from engine.scheduler.controller import Adopt, Branch, Decision, Edit, TokenEvent, Watch
 from engine.scheduler.track import REWOUND, lineage_of
 from tests.scheduler.fakes import EOS, Model, Rig, letters
@@ -116,6 +116,62 @@ def test_an_exception_in_a_watch_is_logged_and_ends_one_sequence(
     rig.finish()
     assert seq.finish == Finish("error", "Listener: 'lost'")
     assert "in fail" in caplog.text, "the traceback"
+    assert other.finish == Finish("length")
+
+
+class Broken:
+    """A rule that fails in one of its hooks."""
+
+    def __init__(self, hook: str) -> None:
+        self.hook = hook
+
+    def mask(self, tokens: Seq[int]) -> Mask | None:
+        return None
+
+    def fork(self) -> LogitsRule:
+        if self.hook == "fork":
+            raise RuntimeError("no copy")
+        return self
+
+    def rewind(self, pos: int) -> None:
+        if self.hook == "rewind":
+            raise RuntimeError("no way back")
+
+
+@pytest.mark.parametrize(
+    ("hook", "decision", "message"),
+    [
+        ("rules", None, "Ruled: no rules"),
+        ("rewind", Edit(truncate=2), "Broken: no way back"),
+        ("fork", [Branch()], "Ruled: no copy"),
+    ],
+)
+def test_an_exception_of_a_rule_ends_one_sequence(
+    hook: str, decision: Decision, message: str
+) -> None:
+    class Ruled(Listener):
+        def watch(self) -> Watch:
+            watch = super().watch()
+
+            def rules(seq: Sequence) -> tuple[LogitsRule, ...]:
+                if seq.id != "r":
+                    return ()
+                if hook == "rules":
+                    raise RuntimeError("no rules")
+                return (Broken(hook),)
+
+            watch.rules = rules  # type: ignore[method-assign]
+            watch.settled = lambda seq: 0  # type: ignore[method-assign]
+            return watch
+
+    def act(seq: Sequence, event: TokenEvent) -> Decision:
+        return decision if seq.id == "r" and event.position == 3 else None
+
+    rig = Rig(endless, controllers=(Ruled(answer=act),))
+    (seq,) = rig.add("p", max_tokens=8)
+    (other,) = rig.add("p", id="other", max_tokens=8)
+    rig.finish()
+    assert seq.finish == Finish("error", message)
     assert other.finish == Finish("length")
 
 
