@@ -62,6 +62,9 @@ def generate(
     stop: Annotated[
         list[str] | None, typer.Option(metavar="<str>", help="End before this text; repeatable.")
     ] = None,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on past the model's end-of-sequence ids.")
+    ] = False,
     thinking_budget: ThinkingBudget = None,
     dtype: Dtype = "auto",
     kv_policy: KVPolicy = None,
@@ -89,6 +92,7 @@ def generate(
         min_p=min_p,
         seed=seed,
         stop=tuple(stop or ()),
+        ignore_eos=ignore_eos,
         thinking_token_budget=thinking_budget,
     )
     texts = _texts(prompts)

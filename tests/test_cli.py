@@ -112,6 +112,8 @@ def test_options_reach_the_engine(taut: Run, says: Callable[[str], None]) -> Non
     says("one stop two")
     assert taut("generate", "--stop", "stop", "--stop", "x", "Hi").out == "one \n"
     assert taut("generate", "--max-tokens", "3", "Hi").out == "one\n"
+    said = taut("generate", "--max-tokens", "20", "--ignore-eos", "--n", "1", "Hi")
+    assert said.out == "one stop two\n"  # ends of sequence behind it, which are no text
 
 
 def test_prompts_from_stdin(taut: Run, monkeypatch: pytest.MonkeyPatch) -> None:

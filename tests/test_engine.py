@@ -106,6 +106,7 @@ def test_text_ids_and_chat_prompts(make_engine: MakeEngine) -> None:
 
 
 def test_choices_differ_and_come_again(tiny_model: Model, make_engine: MakeEngine) -> None:
+    """vllm-project/vllm#11898"""
     prompt = prompts(6)[5]
 
     def run(n: int, **config: Any) -> list[tuple[int, ...]]:
@@ -131,6 +132,8 @@ def test_choices_share_the_prompts_pages(make_engine: MakeEngine) -> None:
     heads = 2 * 2
     assert engine.stats().kv["main"].used_pages == heads * (10 + 8)  # 10 whole pages, 8 last ones
     run_all(engine)
+    # 160 tokens once, then the prompt's last one and 7 more of each
+    assert engine.stats().scheduler.ran_tokens == {"main": 160 + 8 * 8}
 
 
 # logprobs

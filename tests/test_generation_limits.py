@@ -16,6 +16,7 @@ from tests.engines import Model, assert_greedy, greedy, prompts, run_all
 
 @pytest.mark.parametrize("empty", ["", [], [[]], [""], [[1, 2], []]], ids=repr)
 def test_an_empty_prompt_is_refused(empty: Any, make_engine: MakeEngine) -> None:
+    """vllm-project/vllm#7283"""
     engine = make_engine()
     if empty == []:  # no prompts: no outputs
         assert engine.generate([]) == []
@@ -55,6 +56,7 @@ def test_one_bad_prompt_refuses_all_before_any_starts(make_engine: MakeEngine) -
 
 
 def test_what_can_never_fit_is_refused_with_the_numbers(make_engine: MakeEngine) -> None:
+    """Those before and behind it are answered (vllm-project/vllm#35541)."""
     engine = make_engine(kv_tokens=128)
     engine.add([1, 2, 3], greedy(8), id="before")
     with pytest.raises(ValueError, match=r"main: 200 prompt tokens .* 52 pages .* it has 32"):
@@ -70,7 +72,8 @@ def test_what_can_never_fit_is_refused_with_the_numbers(make_engine: MakeEngine)
 def test_outgrowing_the_last_page_ends_with_length(
     tiny_model: Model, make_engine: MakeEngine
 ) -> None:
-    """128 cells hold the prompt and all but the last token; its text is kept, others go on."""
+    """128 cells hold the prompt and all but the last token; its text is kept, others go on
+    (vllm-project/vllm#35541)."""
     engine = make_engine(kv_tokens=128)
     engine.add([7] * 50, greedy(400), id="long")
     engine.add([4, 5], greedy(100), id="short")
@@ -87,7 +90,8 @@ def test_outgrowing_the_last_page_ends_with_length(
 
 @pytest.mark.parametrize("size", [16, 32, 80])
 def test_a_wholly_cached_prompt(size: int, tiny_model: Model, make_engine: MakeEngine) -> None:
-    """Length k * 16, again and three times at once: the last token at least runs."""
+    """Length k * 16, again and three times at once: the last token at least runs
+    (vllm-project/vllm#30320)."""
     engine = make_engine()
     prompt = prompts(8, seed=12)[7][:size]
     (first,) = engine.generate([prompt], greedy(20))
@@ -130,6 +134,7 @@ def test_prefix_pages_give_way(tiny_model: Model, make_engine: MakeEngine) -> No
 def test_ids_outside_the_vocabulary_are_refused(
     field: str, value: Any, make_engine: MakeEngine
 ) -> None:
+    """vllm-project/vllm#16529"""
     engine = make_engine()
     bad = SamplingParams(max_tokens=4, **{field: value})
     with pytest.raises(ValueError, match=rf"{field} .*0 to 303"):
@@ -140,6 +145,7 @@ def test_ids_outside_the_vocabulary_are_refused(
 
 
 def test_one_token_left_has_finite_logprobs(make_engine: MakeEngine) -> None:
+    """vllm-project/vllm#10234"""
     engine = make_engine()
     for params in (
         SamplingParams(max_tokens=6, top_k=1, logprobs=5, seed=1, ignore_eos=True),
@@ -205,7 +211,8 @@ class _SayRule:
 def test_max_tokens_inside_a_character(
     count: int, text: str, tiny_model: Model, make_engine: MakeEngine
 ) -> None:
-    """One U+FFFD stands for the bytes of half a character, streamed and whole."""
+    """One U+FFFD stands for the bytes of half a character, streamed and whole
+    (ggml-org/llama.cpp#14937)."""
     script = make_engine().tokenizer.encode("ok \U0001f600\u00e9")
     assert len(script) == 9  # every byte is a token
     engine = make_engine(controllers=(Say(tuple(script)),))

@@ -97,6 +97,7 @@ def test_thinking_and_answer(speak: Speak) -> None:
 
 
 def test_the_template_has_opened_it(speak: Speak) -> None:
+    """vllm-project/vllm#28852"""
     choice = speak().says("Hi<think>\n", "plan", "</think>", "42")
     assert (choice.thinking, choice.text) == ("plan", "42")
     assert counts(choice) == (4, 3)
@@ -126,6 +127,7 @@ def test_a_budget_closes_the_thinking(speak: Speak) -> None:
 
 
 def test_a_model_that_closes_after_the_budget_did(speak: Speak) -> None:
+    """ggml-org/llama.cpp#28182"""
     talk = speak()
     forced = len(talk.engine.markers.closing)
     parts = ("x" * 10, "?" * forced, "</think>", "42")
@@ -214,7 +216,21 @@ def test_a_character_never_goes_on_behind_a_marker(speak: Speak) -> None:
     assert (choice.thinking, choice.text) == ("\ufffd\ufffd", "\ufffda")
 
 
+def test_ends_of_sequence_are_ignored_where_asked(speak: Speak) -> None:
+    """Each of the model's several ids."""
+    talk = speak()
+    ends = talk.engine.models["main"].checkpoint.generation.eos_ids
+    assert len(ends) == 2
+    for end in ends:
+        name = talk.tokenizer.decode([end], skip_special=False)
+        choice = talk.says("Hi", "a", name, "b", max_tokens=6)
+        assert (choice.text, choice.finish_reason, choice.stop_reason) == ("a", "stop", end)
+        choice = talk.says("Hi", "a", name, "b", max_tokens=6, ignore_eos=True)
+        assert (choice.text, len(choice.token_ids), choice.finish_reason) == ("ab", 6, "length")
+
+
 def test_stop_strings_sleep_while_thinking(speak: Speak) -> None:
+    """vllm-project/vllm#38499"""
     parts = ("a stop b", "</think>", "c stop d")
     choice = speak().says("Hi<think>\n", *parts, stop=["stop"])
     assert (choice.thinking, choice.text) == ("a stop b", "c ")
@@ -228,6 +244,7 @@ def test_stop_strings_in_the_thinking(speak: Speak) -> None:
 
 
 def test_no_part_of_a_stop_string_leaks(speak: Speak) -> None:
+    """vllm-project/vllm#3574"""
     talk = speak()
     assert talk.says("Hi", "ABCDEFGHIJK", stop=["DEFGHIJ"]).text == "ABC"
     assert talk.says("Hi", "ABCDEFX", stop=["DEFGHIJ"]).text == "ABCDEFX"

@@ -82,6 +82,10 @@ class NoteWatch(Watch):
         self._notes.thoughts.setdefault(seq.id, []).append(event)
         return None
 
+    def rewound(self, seq: Sequence, pos: int) -> None:
+        thoughts = self._notes.thoughts.get(seq.id, [])
+        thoughts[:] = [event for event in thoughts if event.end <= pos]
+
 
 class Turn(NamedTuple):
     """Tokens that one model sampled in a row, and all that stood before them."""
@@ -142,12 +146,87 @@ def test_each_thought_is_what_its_model_alone_writes(folders: tuple[str, str], t
                 if sampled:
                     turns[role].append(Turn(whole[: row[0].position], row))
         assert len(notes.thoughts[output.id]) == 8
+    assert_alone(folders, turns, PARAMS)
+
+
+def assert_alone(
+    folders: tuple[str, str], turns: dict[Role, list[Turn]], params: SamplingParams
+) -> None:
+    """Each model alone, given what stood before a turn, says what the turn says."""
     for role, folder in zip((MAIN, "helper"), folders, strict=True):
         with Engine(tiny_spec(folder)) as alone:
-            params = [replace(PARAMS, max_tokens=len(turn.events)) for turn in turns[role]]
-            given = alone.generate([turn.prefix for turn in turns[role]], params)
+            asked = [replace(params, max_tokens=len(turn.events)) for turn in turns[role]]
+            given = alone.generate([turn.prefix for turn in turns[role]], asked)
         for turn, output in zip(turns[role], given, strict=True):
             assert output.token_ids == tuple(event.token for event in turn.events)
+
+
+@dataclass(frozen=True)
+class TakeBack(Controller):
+    """Every third thought and the one before it are taken back, once each; `word` comes instead."""
+
+    word: tuple[int, ...]
+
+    def watch(self) -> Watch:
+        return TakeBackWatch(self.word)
+
+
+class TakeBackWatch(Watch):
+    def __init__(self, word: tuple[int, ...]) -> None:
+        self._word = word
+        self.taken: set[int] = set()
+
+    def on_thought(self, seq: Sequence, event: ThoughtEvent) -> Decision:
+        number = len(seq.thought_ends)
+        if number % 3 or number in self.taken:
+            return None
+        self.taken.add(number)
+        return Edit(truncate=seq.thought_ends[-3], append=self._word)
+
+    def settled(self, seq: Sequence) -> int:
+        return seq.prompt_len  # it may go back as far as that
+
+
+@pytest.mark.parametrize("word", [(70, 71), ()], ids=["forced", "bare"])
+@pytest.mark.parametrize("tokens", [2048, 176])
+def test_alternate_is_rolled_back_by_an_edit(
+    folders: tuple[str, str], tokens: int, word: tuple[int, ...]
+) -> None:
+    """Over hand-overs: the right model takes its turn again, and both caches are cut."""
+    notes = Notes()
+    blank = Breaks(blank_line(folders[0]), 9)
+    config = tiny_spec(
+        folders[0],
+        helper=folders[1],
+        controllers=(TakeBack(word), blank, Alternate(), notes),
+        tokens=tokens,
+        max_num_seqs=4,
+    )
+    params = replace(PARAMS, temperature=0.0)
+    with Engine(config) as engine:
+        ids = [engine.add(prompt, params) for prompt in PROMPTS]
+        outputs: dict[str, Output] = {}
+        while engine.has_work():
+            outputs |= {d.id: d.output for d in engine.step() if d.output is not None}
+            engine.check()
+    turns: dict[Role, list[Turn]] = {MAIN: [], "helper": []}
+    for id in ids:
+        output = outputs[id]
+        whole = [*output.prompt_token_ids, *output.token_ids]
+        final = {event.position: event for event in notes.tokens[id]}  # the last at each place
+        events = [final[at] for at in range(len(output.prompt_token_ids), len(whole))]
+        assert [event.token for event in events] == list(output.token_ids)
+        assert len(notes.tokens[id]) > len(events) + 20, "much was taken back"
+        for number, thought in enumerate(notes.thoughts[id], 1):
+            role = "helper" if number % 2 == 0 else MAIN
+            own = [e for e in events if thought.start <= e.position < thought.end]
+            for sampled, run in groupby(own, lambda event: event.origin == "sampled"):
+                row = list(run)
+                if sampled:
+                    assert {event.role for event in row} == {role}
+                    turns[role].append(Turn(whole[: row[0].position], row))
+    assert min(map(len, turns.values())) >= 8
+    assert_alone(folders, turns, params)
 
 
 def test_one_model_in_both_roles_gives_what_one_role_gives(folders: tuple[str, str]) -> None:

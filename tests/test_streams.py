@@ -112,7 +112,7 @@ def test_abort_gives_what_there_is(tiny_model: Model, make_engine: MakeEngine) -
 
 
 def test_abort_while_the_last_chunk_is_in_flight(make_engine: MakeEngine) -> None:
-    """What the model answers to it is void."""
+    """What the model answers to it is void (sgl-project/sglang#34149)."""
     engine = make_engine(max_batched_tokens=16, max_num_seqs=2)
     executor = engine._executors["main"]
     run = executor.run
@@ -132,6 +132,7 @@ def test_abort_while_the_last_chunk_is_in_flight(make_engine: MakeEngine) -> Non
 
 
 def test_an_id_is_unique_while_it_lives(tiny_model: Model, make_engine: MakeEngine) -> None:
+    """vllm-project/vllm#15041"""
     engine = make_engine()
     engine.add([1, 2, 3], greedy(10), id="x")
     engine.step()

@@ -105,7 +105,7 @@ def vocabulary_from_gguf(metadata: Mapping[str, Any]) -> Vocabulary:
     return Vocabulary(
         size=len(file.tokens),
         encode=lambda text: backend.encode(text, add_special_tokens=False).ids,
-        piece=file.tokens.__getitem__,
+        piece=dict(enumerate(file.tokens)).get,
         find=vocab.get,
         pieces=model.pieces,
         added=added,

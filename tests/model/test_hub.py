@@ -17,9 +17,12 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from engine import Engine, EngineConfig, ModelSpec, SamplingParams
 from engine.model.checkpoint import open_checkpoint
 from engine.model.hub import is_id
 from tests.model.test_checkpoint import TINY, weights, write_config
+from tests.tiny import tiny_config
+from tests.tiny import write_folder as write_model_folder
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -150,6 +153,37 @@ def test_a_cached_model_needs_no_network(hub: Hub, tmp_path: Path) -> None:
     assert unreachable[0] == folder
     assert "org/other" in unreachable[1]
     assert "onnect" in unreachable[1]
+
+
+def taut(home: Path, endpoint: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """`taut generate` with a hub id, in a process with this environment."""
+    command = [sys.executable, "-m", "engine.cli", "generate", "--model", "org/tiny"]
+    return subprocess.run(
+        [*command, "--temperature", "0", "--max-tokens", "6", "The quick"],
+        env={**os.environ, "HF_HOME": str(home), "HF_ENDPOINT": endpoint, **env},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def test_the_command_brings_a_model_of_several_shards(hub: Hub, tmp_path: Path) -> None:
+    """With the hub's progress bar; a second time without the network; a shard that isn't there."""
+    folder = write_model_folder(tmp_path / "model", tiny_config(), shards=2)
+    hub.files = {file.name: file.read_bytes() for file in folder.iterdir()}
+    first = taut(tmp_path / "home", hub.url)
+    assert first.returncode == 0, first.stderr
+    assert "%|" in first.stderr
+    offline = taut(tmp_path / "home", "http://127.0.0.1:9", HF_HUB_OFFLINE="1")
+    with Engine(EngineConfig(models={"main": ModelSpec(str(folder))}, threads=1)) as engine:
+        params = SamplingParams(temperature=0.0, max_tokens=6)
+        (output,) = engine.generate("The quick", params)
+    assert first.stdout == offline.stdout == f"{output.text}\n"
+    del hub.files["model-00002-of-00002.safetensors"]
+    lost = taut(tmp_path / "other", hub.url)
+    assert (lost.returncode, lost.stdout) == (2, "")
+    assert "model-00002-of-00002.safetensors: this file of weights is missing" in lost.stderr
 
 
 def test_ids() -> None:

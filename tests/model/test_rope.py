@@ -91,6 +91,7 @@ def test_angles_of_a_position_do_not_depend_on_the_others() -> None:
 @pytest.mark.parametrize("head_dim", [16, 128])
 @pytest.mark.parametrize("kind", KINDS)
 def test_angles_equal_transformers(kind: str, head_dim: int) -> None:
+    pytest.importorskip("transformers")
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 

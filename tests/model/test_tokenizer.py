@@ -108,6 +108,10 @@ def test_gguf_facts(from_gguf: Tokenizer, backend: Backend) -> None:
     assert (from_gguf.bos_id, from_gguf.eos_id, from_gguf.add_bos) == (1, 0, False)
     assert from_gguf.special_ids == {0, 1}
     assert from_gguf.token_id("</think>") == from_gguf.vocab_size - 1
+    padded = from_gguf.padded_to(from_gguf.vocab_size + 4)  # as many rows has the embedding
+    assert [padded.token_bytes(i) for i in range(from_gguf.vocab_size, padded.vocab_size)] == [
+        b""
+    ] * 4
     assert from_gguf.token_id(" the") == backend.token_to_id("\u0120the")
     assert from_gguf.token_id("no such token") is None
     assert from_gguf.encode("") == []

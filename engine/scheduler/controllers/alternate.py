@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.request import MAIN, Role, Sequence
-from engine.scheduler.controller import Controller, Edit, ThoughtEvent, Watch
+from engine.scheduler.controller import Controller, Edit, ThoughtEvent, TokenEvent, Watch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +45,14 @@ class AlternateWatch(Watch):
 
     def begin(self, seq: Sequence) -> Edit | None:
         return self._turn(seq)
+
+    def on_token(self, seq: Sequence, event: TokenEvent) -> Edit | None:
+        """Take up a turn that was lost: another watch's decision came first, or went back over a
+        hand-over. What the wrong model has sampled meanwhile goes."""
+        turn = self._turn(seq)
+        if turn is not None and event.origin == "sampled":
+            return Edit(truncate=event.position, role=turn.role)
+        return turn
 
     def on_thought(self, seq: Sequence, event: ThoughtEvent) -> Edit | None:
         self._ends.append(event.end)
