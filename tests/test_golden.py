@@ -14,7 +14,7 @@ from engine import Engine, EngineConfig, ModelSpec, Output, SamplingParams
 from engine.model import packaged
 from tests.kernels.invariance import library_is_row_invariant
 
-pytestmark = pytest.mark.packaged
+pytestmark = [pytest.mark.packaged, pytest.mark.timeout(900)]  # one fixture does all the work
 
 CASES = json.loads((Path(__file__).parent / "golden" / "smollm2.json").read_text("utf-8"))["cases"]
 PROMPTS = [case["prompt"] for case in CASES]
