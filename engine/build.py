@@ -26,7 +26,7 @@ from engine.model.architecture import DecoderConfig
 from engine.model.checkpoint import Checkpoint, open_checkpoint
 from engine.model.decoder import Decoder
 from engine.model.tokenizer import Tokenizer, tokenizer_from_folder, tokenizer_from_gguf
-from engine.request import Role
+from engine.request import Role, SamplingParams
 from engine.sampling.sampler import Sampler, SamplingDefaults
 from engine.scheduler.reasoning import Markers
 
@@ -206,6 +206,13 @@ def _defaults(m: Loaded) -> SamplingDefaults:
     if not m.spec.generation_defaults:
         return SamplingDefaults()
     named = {name: getattr(m.checkpoint.generation, name) for name in SAMPLING_FIELDS}
+    try:
+        SamplingParams(**named)
+    except ValueError as error:
+        raise ValueError(
+            f"{m.checkpoint.source}: the model's sampling defaults can't be used: {error}; "
+            "switch them off with generation_defaults=False"
+        ) from error
     return replace(SamplingDefaults(), **{k: v for k, v in named.items() if v is not None})
 
 

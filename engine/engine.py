@@ -96,7 +96,7 @@ class Engine:
         priority: int = 0,
     ) -> str:
         """Take a request; lower `priority` runs first. ValueError says what can't be served."""
-        request = self.prepare(prompt, params or SamplingParams(), id=id, priority=priority)
+        request = self.prepare(prompt, params, id=id, priority=priority)
         self.submit(request)
         return request.id
 
@@ -111,8 +111,11 @@ class Engine:
         return list(kept)
 
     def _step(self) -> list[Delta]:
-        for batch in self._scheduler.schedule():
-            executor = self._executors[batch.role]
+        for planned in self._scheduler.schedule():
+            executor = self._executors[planned.role]
+            batch = self._scheduler.live(planned)
+            if not batch.rows:
+                continue
             try:
                 out = executor.run(batch)
                 self._scheduler.commit(batch, out)
@@ -156,7 +159,7 @@ class Engine:
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
         """Answer one prompt piece by piece; closing the iterator aborts the request."""
-        return self._run([self.prepare(prompt, params or SamplingParams())])
+        return self._run([self.prepare(prompt, params)])
 
     def _run(self, requests: list[Request]) -> Iterator[Delta]:
         """These requests' deltas to their end; those of others wait for who asked for them."""
@@ -212,7 +215,7 @@ class Engine:
     def prepare(
         self,
         prompt: Prompt,
-        params: SamplingParams,
+        params: SamplingParams | None = None,
         *,
         id: str | None = None,
         priority: int = 0,
@@ -223,9 +226,11 @@ class Engine:
         """
         if not self.models:
             raise RuntimeError("the engine is closed")
+        params = SamplingParams() if params is None else params
         if id is None:
             names = (f"request-{count}" for count in self._ids)
             id = next(name for name in names if name not in self._requests)
+        _check_call(params, id, priority)
         if id in self._requests:
             raise ValueError(f"the request id {id!r} is in use; ids of live requests are unique")
         tokens, messages = self._tokens(prompt)
@@ -247,7 +252,9 @@ class Engine:
         return Request(choices, self.tokenizer, self.markers)
 
     def submit(self, request: Request) -> None:
-        """Queue a prepared request."""
+        """Queue a prepared request. ValueError: its id came into use meanwhile."""
+        if request.id in self._requests:
+            raise ValueError(f"the request id {request.id!r} is in use by a live request")
         self._scheduler.add(request.choices)
         self._requests[request.id] = request
 
@@ -261,6 +268,11 @@ class Engine:
     def _tokens(self, prompt: Prompt) -> tuple[Seq[int], Messages | None]:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt), None
+        if isinstance(prompt, bytes | bytearray | memoryview) or not isinstance(prompt, Seq):
+            raise ValueError(
+                "a prompt is text, a list of token ids or a list of chat messages, "
+                f"not {type(prompt).__name__}"
+            )
         if all(isinstance(item, Mapping) for item in prompt) and prompt:
             messages = cast(Messages, prompt)
             text = self.tokenizer.apply_chat_template(messages)
@@ -298,6 +310,15 @@ class Engine:
         return b"" if token in self.tokenizer.special_ids else self.tokenizer.token_bytes(token)
 
 
+def _check_call(params: object, id: object, priority: object) -> None:
+    if not isinstance(params, SamplingParams):
+        raise ValueError(f"params must be SamplingParams, not {params!r}")
+    if not isinstance(id, str):
+        raise ValueError(f"id must be a string, not {id!r}")
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise ValueError(f"priority must be an integer (lower runs first), not {priority!r}")
+
+
 def check_ids(params: SamplingParams, vocab_size: int) -> None:
     """Token ids in `params` are of the vocabulary."""
     for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
@@ -310,9 +331,12 @@ def check_ids(params: SamplingParams, vocab_size: int) -> None:
 
 def _listed(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
     """One prompt or many, as many."""
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int | Mapping)):
-        return [cast(Prompt, prompts)]
-    return list(cast(Seq[Prompt], prompts))
+    if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
+        return [cast(Prompt, prompts)]  # if it's no prompt, that is said where prompts are read
+    listed = list(prompts)
+    if listed and isinstance(listed[0], int | float | Mapping):
+        return [cast(Prompt, listed)]
+    return cast(list[Prompt], listed)
 
 
 def _spread(
@@ -320,6 +344,8 @@ def _spread(
 ) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
+    if not isinstance(params, Seq):
+        raise ValueError(f"params must be SamplingParams, or one each in a list, not {params!r}")
     if len(params) != count:
         raise ValueError(f"{count} prompts but {len(params)} params: give one, or one each")
     return list(params)

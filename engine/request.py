@@ -7,7 +7,7 @@ prefix of it (`computed[role] <= len(tokens)`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
@@ -106,8 +106,29 @@ _INTEGERS = frozenset(
 )
 
 
+_FLAGS = (
+    "stop_in_thinking",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "skip_special_tokens",
+)
+_OPTIONAL = frozenset(
+    (
+        "max_tokens",
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "logprobs",
+        "prompt_logprobs",
+        "thinking_token_budget",
+    )
+)
+
+
 def _check_range(name: str, value: object, low: float, high: float, words: str) -> None:
-    if value is None:
+    if value is None and name in _OPTIONAL:
         return
     kinds = (int,) if name in _INTEGERS else (int, float)
     if isinstance(value, bool) or not isinstance(value, kinds):
@@ -122,17 +143,49 @@ def _check_params(p: SamplingParams) -> None:
         _check_range(name, getattr(p, name), low, high, words)
     if p.max_tokens is not None and p.min_tokens > p.max_tokens:
         raise ValueError(f"min_tokens ({p.min_tokens}) is above max_tokens ({p.max_tokens})")
-    if any(not isinstance(s, str) or not s for s in p.stop):
-        raise ValueError("stop must hold non-empty strings")
     if p.seed is not None and (isinstance(p.seed, bool) or not isinstance(p.seed, int)):
         raise ValueError(f"seed must be an integer, not {p.seed!r}")
-    if p.allowed_token_ids is not None and not p.allowed_token_ids:
-        raise ValueError(
-            "allowed_token_ids is empty: nothing could be sampled; leave it None instead"
-        )
-    for token, bias in (p.logit_bias or {}).items():
-        if not -100.0 <= bias <= 100.0:
-            raise ValueError(f"logit_bias of token {token} must be from -100 to 100, not {bias!r}")
+    for name in _FLAGS:
+        if not isinstance(getattr(p, name), bool):
+            raise ValueError(f"{name} must be True or False, not {getattr(p, name)!r}")
+    _check_stop(p.stop)
+    _check_ids("stop_token_ids", p.stop_token_ids)
+    if p.allowed_token_ids is not None:
+        _check_ids("allowed_token_ids", p.allowed_token_ids)
+        if not p.allowed_token_ids:
+            raise ValueError(
+                "allowed_token_ids is empty: nothing could be sampled; leave it None instead"
+            )
+    if p.logit_bias is not None:
+        _check_bias(p.logit_bias)
+
+
+def _check_stop(stop: object) -> None:
+    if not isinstance(stop, tuple | list):
+        raise ValueError(f"stop must be a string or a list of strings, not {stop!r}")
+    for string in stop:
+        if not isinstance(string, str) or not string:
+            raise ValueError(f"stop must hold non-empty strings, not {string!r}")
+        if any("\ud800" <= char <= "\udfff" for char in string):
+            raise ValueError(f"stop holds a lone surrogate, which is no text: {string!r}")
+
+
+def _check_ids(name: str, ids: object) -> None:
+    if not isinstance(ids, tuple | list | range | Set) or not all(map(_is_integer, ids)):
+        raise ValueError(f"{name} must be a list of token ids, not {ids!r}")
+
+
+def _check_bias(biases: object) -> None:
+    if not isinstance(biases, Mapping):
+        raise ValueError(f"logit_bias must map token ids to numbers, not {biases!r}")
+    for token, bias in biases.items():
+        if not _is_integer(token):
+            raise ValueError(f"logit_bias must map token ids to numbers; {token!r} is no id")
+        _check_range(f"logit_bias of token {token}", bias, -100.0, 100.0, "from -100 to 100")
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 class TokenLogprob(NamedTuple):

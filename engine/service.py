@@ -75,11 +75,11 @@ class Stream:
         """Abort the request; nothing more comes, and whoever reads sees the end."""
         if not self._over:
             self._over = True
-            self._queue.put_nowait(None)
+            self._put(None)
             self._cancel(self.id)
 
-    def _put(self, item: Delta | EngineDead) -> bool:
-        """From the engine's thread; False where the reader's event loop is gone."""
+    def _put(self, item: Delta | EngineDead | None) -> bool:
+        """From any thread; False where the reader's event loop is gone."""
         try:
             self._loop.call_soon_threadsafe(self._queue.put_nowait, item)
         except RuntimeError:
@@ -122,9 +122,13 @@ class AsyncEngine:
         step). QueueFull. EngineDead.
         """
         self._check_open()
-        request = await asyncio.to_thread(
-            self.engine.prepare, prompt, params or SamplingParams(), id=id, priority=priority
-        )
+        try:
+            request = await asyncio.to_thread(
+                self.engine.prepare, prompt, params, id=id, priority=priority
+            )
+        except Exception:
+            self._check_open()  # an engine that is closed meanwhile fails in any way
+            raise
         stream = Stream(request.id, self._cancel)
         with self._lock:
             self._check_open()

@@ -50,7 +50,7 @@ def read_config(header: Header, rope_divisors: Tensor | None) -> DecoderConfig:
         q_heads=heads,
         kv_heads=keys.integer("attention.head_count_kv", heads),
         head_dim=head_dim,
-        norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
+        norm_eps=keys.positive("attention.layer_norm_rms_epsilon"),
         max_positions=reach(rope, max_positions),
         rope=rope,
         qkv_bias="blk.0.attn_q.bias" in header.tensors,
@@ -90,7 +90,7 @@ def _refuse(keys: Keys, head_dim: int) -> None:
 
 
 def _rope(keys: Keys, head_dim: int, max_positions: int, divisors: Tensor | None) -> RopeConfig:
-    theta = keys.number("rope.freq_base", 10_000.0)
+    theta = keys.positive("rope.freq_base", 10_000.0)
     factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0)) or 1.0
     kind = keys.get("rope.scaling.type") or ("linear" if factor != 1.0 else "none")
     if divisors is not None:

@@ -22,7 +22,7 @@ _HEAD_DIM = {"qwen3": 128}
 def _read(file: Path) -> Keys:
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         raise ValueError(f"{file}: can't be read as JSON: {e}") from e
     if not isinstance(values, dict):
         raise ValueError(f"{file}: must hold a JSON object, not {type(values).__name__}")
@@ -51,7 +51,7 @@ def read_config(folder: Path) -> DecoderConfig:
         q_heads=heads,
         kv_heads=keys.integer("num_key_value_heads", _KV_HEADS.get(family, heads)),
         head_dim=keys.integer("head_dim", _HEAD_DIM.get(family, hidden // heads)),
-        norm_eps=keys.number("rms_norm_eps", 1e-6),
+        norm_eps=keys.positive("rms_norm_eps", 1e-6),
         max_positions=reach(rope, max_positions),
         rope=rope,
         qkv_bias=biased or family == "qwen2",
@@ -93,7 +93,7 @@ def _rope(keys: Keys, max_positions: int) -> RopeConfig:
         raise keys.error(f"rope_scaling must be an object, not {given!r}")
     own = Keys(keys.file, given)
     kind = given.get("rope_type") or given.get("type") or "default"
-    theta = own.number("rope_theta", keys.number("rope_theta", 10_000.0))
+    theta = own.positive("rope_theta", keys.positive("rope_theta", 10_000.0))
     for part in (own, keys):
         if part.number("partial_rotary_factor", 1.0) != 1.0:
             raise keys.error("rotating a part of the head (partial_rotary_factor) isn't supported")
@@ -105,19 +105,19 @@ def _rope(keys: Keys, max_positions: int) -> RopeConfig:
         case "default":
             return RopeConfig(theta=theta)
         case "linear":
-            return RopeConfig(theta=theta, kind="linear", factor=own.number("factor"))
+            return RopeConfig(theta=theta, kind="linear", factor=own.positive("factor"))
         case "dynamic":
             return RopeConfig(
                 theta=theta,
                 kind="dynamic",
-                factor=own.number("factor"),
+                factor=own.positive("factor"),
                 original_max_positions=max_positions,  # as transformers: not the original_... key
             )
         case "llama3":
             return RopeConfig(
                 theta=theta,
                 kind="llama3",
-                factor=own.number("factor"),
+                factor=own.positive("factor"),
                 original_max_positions=original,
                 low_freq_factor=own.number("low_freq_factor"),
                 high_freq_factor=own.number("high_freq_factor"),
@@ -126,7 +126,7 @@ def _rope(keys: Keys, max_positions: int) -> RopeConfig:
             return RopeConfig(
                 theta=theta,
                 kind="yarn",
-                factor=own.number("factor", max_positions / original),
+                factor=own.positive("factor", max_positions / original),
                 original_max_positions=original,
                 beta_fast=own.number("beta_fast", 32.0),
                 beta_slow=own.number("beta_slow", 1.0),

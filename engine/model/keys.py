@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,16 @@ class Keys:
         value = self.get(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise self.error(f"{self.prefix}{key} must be a number, not {value!r}")
+        if not math.isfinite(value):
+            raise self.error(f"{self.prefix}{key} must be a finite number, not {value!r}")
         return float(value)
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        """A number above 0."""
+        value = self.number(key, default)
+        if value <= 0:
+            raise self.error(f"{self.prefix}{key} must be above 0, not {value!r}")
+        return value
 
     def optional(self, key: str) -> float | None:
         """A number, or None where it is absent."""

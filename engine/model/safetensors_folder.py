@@ -82,7 +82,7 @@ def _shards(folder: Path) -> dict[Path, list[str] | None]:
         return {single: None}
     shards: dict[Path, list[str] | None] = {}
     for name, shard in _weight_map(index).items():
-        if Path(shard).name != shard:
+        if not isinstance(shard, str) or Path(shard).name != shard:
             raise ValueError(f"{index}: {shard!r} (of tensor {name}) is not a plain file name")
         held = shards.setdefault(folder / shard, [])
         assert held is not None
@@ -93,7 +93,7 @@ def _shards(folder: Path) -> dict[Path, list[str] | None]:
 def _weight_map(index: Path) -> dict[str, str]:
     try:
         return dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-    except (OSError, ValueError, KeyError, TypeError) as e:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
         raise ValueError(f"{index}: can't be read as an index with a weight_map: {e!r}") from e
 
 

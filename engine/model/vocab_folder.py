@@ -27,6 +27,16 @@ def read_folder_config(folder: Path) -> FolderConfig:
     """Of tokenizer_config.json and, where that is silent, the older files beside it."""
     config = read_json(folder / "tokenizer_config.json")
     older = read_json(folder / "special_tokens_map.json")
+    try:
+        return _read(folder, config, older)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{folder}: tokenizer_config.json or a file beside it holds a value of another kind "
+            f"than expected: {error!r}"
+        ) from error
+
+
+def _read(folder: Path, config: Mapping[str, Any], older: Mapping[str, Any]) -> FolderConfig:
     added = {i: AddedToken(t) for t, i in read_json(folder / "added_tokens.json").items()}
     for i, spec in config.get("added_tokens_decoder", {}).items():
         added[int(i)] = AddedToken(**spec)
@@ -47,7 +57,7 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} can't be read as JSON: {error}") from error
     if not isinstance(found, dict):
         raise ValueError(f"{path} must hold a JSON object, not {type(found).__name__}")
@@ -55,7 +65,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _content(token: str | Mapping[str, Any] | None) -> str | None:
-    return token["content"] if isinstance(token, Mapping) else token
+    content = token["content"] if isinstance(token, Mapping) else token
+    if content is not None and not isinstance(content, str):
+        raise TypeError(f"the special token {content!r}")
+    return content
 
 
 def _chat_template(folder: Path, found: str | list[dict[str, str]] | None) -> str | None:
@@ -65,4 +78,6 @@ def _chat_template(folder: Path, found: str | list[dict[str, str]] | None) -> st
         return path.read_text(encoding="utf-8")
     if isinstance(found, list):
         return {entry["name"]: entry["template"] for entry in found}.get("default")
+    if found is not None and not isinstance(found, str):
+        raise TypeError(f"the chat_template {found!r}")
     return found

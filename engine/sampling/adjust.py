@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,25 +21,41 @@ from engine.request import Mask, SamplingParams, Sequence
 log = logging.getLogger(__name__)
 
 
-def adjusted(logits: Tensor, seqs: Seq[Sequence], repetition: Seq[float]) -> Tensor:
-    """Logits [R, V] after masks and penalties; `logits` itself if nothing is to be done.
+class Adjusted(NamedTuple):
+    """Logits [R, V], and the errors of rows whose rules failed: rules are foreign code."""
+
+    logits: Tensor
+    errors: dict[int, str]
+
+
+def adjusted(logits: Tensor, seqs: Seq[Sequence], repetition: Seq[float]) -> Adjusted:
+    """After masks and penalties; `logits` itself if nothing is to be done.
 
     `repetition` holds the rows' repetition penalties, model's defaults filled in.
     """
-    masks = [_masks(seq) for seq in seqs]
     changed = [
         i
         for i, seq in enumerate(seqs)
-        if masks[i] or repetition[i] != 1.0 or _penalises_output(seq.params)
+        if _is_masked(seq) or repetition[i] != 1.0 or _penalises_output(seq.params)
     ]
+    errors: dict[int, str] = {}
     if not changed:
-        return logits
+        return Adjusted(logits, errors)
     logits = logits.clone()
     for i in changed:
-        for mask in masks[i]:
-            _apply_mask(logits[i], mask)
+        try:
+            for mask in _masks(seqs[i]):
+                _apply_mask(logits[i], mask)
+        except Exception as error:
+            log.exception("request %s: its logits rules failed", seqs[i].id)
+            errors[i] = f"its logits rules failed: {type(error).__name__}: {error}"
         _penalise(logits[i], seqs[i], repetition[i])
-    return logits
+    return Adjusted(logits, errors)
+
+
+def _is_masked(seq: Sequence) -> bool:
+    params = seq.params
+    return params.allowed_token_ids is not None or bool(params.logit_bias or seq.rules)
 
 
 def _masks(seq: Sequence) -> list[Mask]:
@@ -47,11 +64,7 @@ def _masks(seq: Sequence) -> list[Mask]:
     own = []
     if params.allowed_token_ids is not None or params.logit_bias:
         own.append(Mask(allow=params.allowed_token_ids, bias=params.logit_bias))
-    try:
-        ruled = [rule.mask(seq.tokens) for rule in seq.rules]
-    except Exception:  # one request's rule: the rows beside it go on
-        log.exception("sequence %s: a logits rule failed", seq.id)
-        return [Mask(allow=())]
+    ruled = (rule.mask(seq.tokens) for rule in seq.rules)
     return own + [mask for mask in ruled if mask is not None]
 
 
@@ -64,7 +77,10 @@ def _array(tokens: Collection[int]) -> NDArray[np.int64]:
 
 
 def _ids(tokens: Collection[int], row: Tensor) -> Tensor:
-    return torch.from_numpy(_array(tokens)).to(row.device)
+    ids = _array(tokens)
+    if ids.size and not 0 <= ids.min() <= ids.max() < len(row):  # a GPU wouldn't survive it
+        raise ValueError(f"a token id outside the vocabulary (0 to {len(row) - 1})")
+    return torch.from_numpy(ids).to(row.device)
 
 
 def _apply_mask(row: Tensor, mask: Mask) -> None:

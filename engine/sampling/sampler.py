@@ -74,15 +74,16 @@ class Sampler:
     def sample(self, logits: Tensor, rows: Seq[Row], needs: Needs) -> list[RowOutput]:
         """One output for each row of float32 logits [R, V], which belong to `rows` in order.
 
-        A row from which nothing can be sampled (every token is forbidden, or its logits aren't
-        numbers) has an `error` in its output instead of a token; the others don't notice.
+        A row from which nothing can be sampled (every token is forbidden, its logits aren't
+        numbers, or a rule failed) has an `error` in its output instead of a token; the others
+        don't notice.
         """
         if not rows:
             return []
         assert logits.shape == (len(rows), self.vocab_size)
         seqs = [row.seq for row in rows]
         settings = [self.defaults.fill(seq.params) for seq in seqs]
-        final = adjusted(logits, seqs, [s.repetition_penalty for s in settings])
+        final, errors = adjusted(logits, seqs, [s.repetition_penalty for s in settings])
         best, tokens = row_max(final)
         for filtered in (False, True):
             chosen = [i for i, s in enumerate(settings) if s.random and s.filters == filtered]
@@ -92,7 +93,8 @@ class Sampler:
                 index = torch.tensor(chosen, device=logits.device)
                 probs = _probs(final, best, own, index)
                 tokens[index] = _draw(probs, own, uniform)
-        return _outputs(logits, best, tokens, seqs, needs)
+        outputs = _outputs(logits, best, tokens, seqs, needs)
+        return [RowOutput(error=errors[i]) if i in errors else o for i, o in enumerate(outputs)]
 
     def score(self, logits: Tensor, targets: Seq[int], top: int) -> list[TokenLogprob]:
         """The logprob of each row's given token and the `top` best; logits [R, V], R targets."""

@@ -27,6 +27,18 @@ class Edit:
     role: Role | None = None
     finish: Finish | None = None
 
+    def __post_init__(self) -> None:
+        _check_ids(self.append)
+        if self.truncate is not None and not isinstance(self.truncate, int):
+            raise ValueError(f"Edit.truncate must be a length or None, not {self.truncate!r}")
+        if self.finish is not None and not isinstance(self.finish, Finish):
+            raise ValueError(f"Edit.finish must be a Finish or None, not {self.finish!r}")
+
+
+def _check_ids(append: object) -> None:
+    if not isinstance(append, tuple) or not all(isinstance(token, int) for token in append):
+        raise ValueError(f"append must be a tuple of token ids, not {append!r}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branch:
@@ -44,6 +56,17 @@ class Branch:
     max_tokens: int | None = None
     params: SamplingParams | None = None  # None: the parent's
     watch: Watch | None = None
+
+    def __post_init__(self) -> None:
+        _check_ids(self.append)
+        if self.until not in ("thought", "finish", "scored"):
+            raise ValueError(f"Branch.until must be thought, finish or scored, not {self.until!r}")
+        if self.max_tokens is not None and not isinstance(self.max_tokens, int):
+            raise ValueError(f"Branch.max_tokens must be a count or None, not {self.max_tokens!r}")
+        for name, kind in (("params", SamplingParams), ("watch", Watch)):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                raise ValueError(f"Branch.{name} must be {kind.__name__} or None, not {value!r}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from engine.scheduler.slots import Slots
 from engine.scheduler.stop import StopRules
 from engine.scheduler.thoughts import Thoughts
 from engine.scheduler.track import Ear, Track, lineage_of
-from engine.scheduler.trajectory import Fault, Trajectory, ask
+from engine.scheduler.trajectory import Fault, Trajectory, ask, watch_of
 
 
 class Settled(NamedTuple):
@@ -104,7 +104,7 @@ class Scheduler:
     def _track(self, seq: Sequence, index: int) -> Track:
         seq.arrival, seq.index = self._arrivals, index
         seq.lineage = lineage_of(0, index) if index else 0
-        ears = tuple(Ear(each, each.watch(), ids) for each, ids in self._controllers)
+        ears = tuple(Ear(each, watch_of(each), ids) for each, ids in self._controllers)
         track = Track(seq, ears, self._thoughts.tracker(), seq.prompt_len, seq.prompt_len)
         track.reported = seq.prompt_len
         return track
@@ -224,6 +224,10 @@ class Scheduler:
         else:
             self._line.preempt(root)
 
+    def live(self, batch: Batch) -> Batch:
+        """Less the rows of sequences that have ended since `schedule`, by another role's batch."""
+        return batch._replace(rows=tuple(r for r in batch.rows if self._current(batch.role, r)))
+
     # a step: tokens in
 
     def commit(self, batch: Batch, out: StepOutput) -> None:
@@ -309,7 +313,7 @@ class Scheduler:
         seq = track.seq
         if not track.ended:
             try:
-                settled = min(ask(ear, lambda ear: ear.watch.settled(seq)) for ear in track.ears)
+                settled = min(ask(ear, lambda e: int(e.watch.settled(seq))) for ear in track.ears)
                 return min(max(settled, track.reported), len(seq.tokens))
             except Fault as fault:
                 self._trajectory.fail(track, fault)

@@ -7,7 +7,7 @@ and a start marker alone is no thought.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from engine.scheduler.match import Pattern
@@ -36,6 +36,11 @@ class ThoughtTracker:
         # after each token: 2 * (bytes of the boundary matched) + (whether the thought has content)
         self._states = [0]
         self._kept = 0  # tokens from before it began
+
+    def check(self, tokens: Iterable[int]) -> None:
+        """ValueError: a token that the vocabulary doesn't have."""
+        for token in tokens:
+            self._thoughts.token_bytes(token)
 
     def feed(self, token: int) -> bool:
         """The next token; whether a thought ends with it."""

@@ -15,9 +15,18 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-from engine.request import Finish, LogitsRule, Origin, Role, RowOutput, TokenLogprob
+from engine.request import Finish, LogitsRule, Origin, Role, RowOutput, Sequence, TokenLogprob
 from engine.scheduler.branches import spawn
-from engine.scheduler.controller import Adopt, Branch, Decision, Edit, ThoughtEvent, TokenEvent
+from engine.scheduler.controller import (
+    Adopt,
+    Branch,
+    Controller,
+    Decision,
+    Edit,
+    ThoughtEvent,
+    TokenEvent,
+    Watch,
+)
 from engine.scheduler.slots import Slots
 from engine.scheduler.track import REWOUND, Ear, Track, lineage_of
 
@@ -66,9 +75,29 @@ def ask(part: Part, call: Callable[[Part], T]) -> T:
     """What a hook of a watch or a rule answers; its exceptions become a Fault that names it."""
     try:
         return call(part)
+    except Fault:
+        raise
     except Exception as error:
         name = part.name if isinstance(part, Ear) else type(part).__name__
         raise Fault(f"{name}: {error}") from error
+
+
+class _Unmade(Watch):
+    """Stands for a watch that its controller couldn't make: its sequence ends at once."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def begin(self, seq: Sequence) -> Decision:
+        raise self._error
+
+
+def watch_of(controller: Controller) -> Watch:
+    """Fresh state for one sequence; if there is none, the sequence's own first failure."""
+    try:
+        return controller.watch()
+    except Exception as error:
+        return _Unmade(error)
 
 
 class Trajectory:
@@ -87,7 +116,7 @@ class Trajectory:
             stop, *others = track.ears
             rules = stop.watch.rules(track.seq)
             for each in others:
-                track.inherited += ask(each, lambda ear: ear.watch.rules(track.seq))
+                track.inherited += ask(each, lambda ear: tuple(ear.watch.rules(track.seq)))
             track.seq.rules = rules + track.inherited
             self._run(track, Plan(), verdict)
 
@@ -207,7 +236,12 @@ class Trajectory:
     # decisions
 
     def _obey(self, track: Track, verdict: Verdict, plan: Plan) -> Plan:
-        ear, decision = verdict
+        """What fails on the way (a rule's fork, a token that isn't one) is the controller's."""
+        return ask(verdict.ear, lambda ear: self._carry_out(track, ear, verdict.decision, plan))
+
+    def _carry_out(
+        self, track: Track, ear: Ear, decision: Edit | Adopt | list[Branch], plan: Plan
+    ) -> Plan:
         track.decisions += 1
         if track.decisions > MAX_DECISIONS:
             raise Fault(f"{ear.name}: {MAX_DECISIONS} decisions without a model step")
@@ -215,6 +249,8 @@ class Trajectory:
             return self._branch(track, ear, decision)
         if isinstance(decision, Adopt):
             return self._adopt(track, ear, decision.child)
+        if not isinstance(decision, Edit):
+            raise Fault(f"{ear.name}: decides {decision!r}: no Edit, Adopt or list of Branch")
         self._dismiss(track)
         if decision.role is not None:
             self._known(ear, decision.role)
@@ -225,6 +261,8 @@ class Trajectory:
 
     def _branch(self, track: Track, ear: Ear, branches: list[Branch]) -> Plan:
         for branch in branches:
+            if not isinstance(branch, Branch):
+                raise Fault(f"{ear.name}: a round of children holds {branch!r}: no Branch")
             self._known(ear, branch.role)
         self._mark_stale(track)
         track.asker, track.crowded = ear, False
@@ -246,6 +284,7 @@ class Trajectory:
             raise Fault(f"{ear.name}: no model has the role {role!r} (there are: {roles})")
 
     def _edit(self, track: Track, ear: Ear, edit: Edit) -> Plan:
+        track.thoughts.check(edit.append)
         if edit.truncate is not None and edit.truncate < len(track.seq.tokens):
             self._truncate(track, ear, edit.truncate)
         self._mark_stale(track)
