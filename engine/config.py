@@ -53,6 +53,11 @@ class ModelSpec:
     generation_defaults: bool = True
 
     def __post_init__(self) -> None:
+        for name, kind in (("model", str), ("device", str), ("generation_defaults", bool)):
+            if not isinstance(getattr(self, name), kind):
+                raise ValueError(f"{name} must be a {kind.__name__}, not {getattr(self, name)!r}")
+        if self.reasoning is not None and not isinstance(self.reasoning, ReasoningSpec):
+            raise ValueError(f"reasoning must be a ReasoningSpec or None, not {self.reasoning!r}")
         if self.dtype not in ("auto", "float32", "bfloat16"):
             raise ValueError(f"dtype must be auto, float32 or bfloat16, not {self.dtype!r}")
         if not isinstance(self.kv, KVSpec):
@@ -91,6 +96,13 @@ class EngineConfig:
                 f"max_batched_tokens ({self.max_batched_tokens}) must be at least twice "
                 f"max_num_seqs ({self.max_num_seqs}), or decoding would starve prompts"
             )
+        for name in ("controllers", "backends"):
+            if not isinstance(getattr(self, name), tuple | list):
+                raise ValueError(f"{name} must be a tuple, not {getattr(self, name)!r}")
+        if self.seed is not None and (
+            isinstance(self.seed, bool) or not isinstance(self.seed, int)
+        ):
+            raise ValueError(f"seed must be an integer or None, not {self.seed!r}")
         for controller in self.controllers:
             _check_controller(controller, self.models)
 

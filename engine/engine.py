@@ -52,6 +52,8 @@ class Engine:
     def __init__(self, config: EngineConfig | str) -> None:
         if isinstance(config, str):
             config = EngineConfig(models={MAIN: ModelSpec(config)})
+        if not isinstance(config, EngineConfig):
+            raise ValueError(f"an Engine takes an EngineConfig or a model's name, not {config!r}")
         self.config = config
         torch.set_num_threads(config.threads or usable_cpus())
         self.models = {

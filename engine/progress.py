@@ -7,9 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from engine.output import Output
 
 
@@ -20,6 +17,16 @@ def progress_bar(total: int, wanted: bool | None) -> Iterator[Callable[[Output],
     if not show:
         yield lambda output: None
         return
+    # a start-up without a bar doesn't pay for importing this
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
     tokens = 0
     start = perf_counter()
     with Progress(

@@ -43,8 +43,9 @@ class SamplingParams:
     are OpenAI's, over the output. Order: logit_bias and bans, penalties, temperature, min_p, top_k,
     top_p. `logprobs` are of the raw model distribution, before all of these; k >= 0 asks for the
     sampled token's and the k best. `stop` strings are matched in the text of the answer, and in the
-    thinking too with `stop_in_thinking`. `thinking_token_budget` closes the thinking after exactly
-    that many tokens. `max_tokens` None: up to the context's end. `n` choices differ by lineage.
+    thinking too with `stop_in_thinking`; special tokens have no text: use `stop_token_ids` for
+    them. `thinking_token_budget` closes the thinking after exactly that many tokens. `max_tokens`
+    None: up to the context's end. `n` choices differ by lineage.
     """
 
     n: int = 1
@@ -83,7 +84,7 @@ _RANGES: tuple[tuple[str, float, float, str], ...] = (
     ("max_tokens", 1, float("inf"), "at least 1"),
     ("min_tokens", 0, float("inf"), "at least 0"),
     ("temperature", 0.0, 100.0, "from 0 (greedy) to 100"),
-    ("top_k", 0, float("inf"), "at least 0 (0: off)"),
+    ("top_k", -1, float("inf"), "at least 1 (0 or -1: off)"),
     ("top_p", 1e-9, 1.0, "above 0 and at most 1 (1: off)"),
     ("min_p", 0.0, 1.0, "from 0 (off) to 1"),
     ("repetition_penalty", 1e-9, 100.0, "above 0 and at most 100 (1: off)"),

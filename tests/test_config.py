@@ -124,3 +124,19 @@ def test_the_closing_ends_with_the_marker_s_own_ids(folder: str) -> None:
             assert markers.closing[-1:] == markers.end
             assert tokenizer.decode(markers.closing).count("</think>") == 1
         assert markers_for(ReasoningSpec(closing="So: "), tokenizer).end == ()
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: ModelSpec(5), "model"),  # type: ignore[arg-type]
+        (lambda: ModelSpec("x", device=5), "device"),  # type: ignore[arg-type]
+        (lambda: ModelSpec("x", reasoning="y"), "reasoning"),  # type: ignore[arg-type]
+        (lambda: config(controllers=5), "controllers"),
+        (lambda: config(backends="onednn"), "backends"),
+        (lambda: config(seed=[]), "seed"),
+    ],
+)
+def test_wrong_types_name_the_field(make: Callable[[], object], field: str) -> None:
+    with pytest.raises(ValueError, match=f"^{field} must be"):
+        make()

@@ -6,9 +6,11 @@ pages from the same pool. Cells are addressed flat: page * 16 + offset.
 
 from __future__ import annotations
 
+import math
+import mmap
+from contextlib import suppress
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,11 +26,16 @@ def cell_dtype(name: str, model: torch.dtype) -> torch.dtype:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros whose memory isn't committed until it's written (numpy's calloc, on the CPU)."""
+    """Zeros whose memory, on the CPU, isn't committed until it's written.
+
+    In huge pages where the system gives them: attention reads cells from all over the pool.
+    """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    words = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}[dtype.itemsize]
-    return torch.from_numpy(np.zeros(shape, dtype=words)).view(dtype)
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    with suppress(AttributeError, OSError):  # another system, or a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 class Cells(NamedTuple):
@@ -58,8 +65,8 @@ class CellStore:
     def write(self, cells: Tensor, k: Tensor, v: Tensor) -> None:
         """k, v [N, D] into distinct cells. No value is NaN or infinite in there: attention gives a
         cell that isn't held the weight 0, and 0 * NaN would reach whoever has its page next."""
-        self._k[cells] = k.to(self.k.dtype)
-        self._v[cells] = v.to(self.v.dtype).nan_to_num()
+        self._k.index_copy_(0, cells, k.to(self.k.dtype))
+        self._v.index_copy_(0, cells, v.to(self.v.dtype).nan_to_num())
 
     def write_pos(self, cells: Tensor, pos: Tensor) -> None:
         self._pos[cells] = pos

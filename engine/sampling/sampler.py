@@ -45,7 +45,7 @@ class SamplingDefaults:
         """The request's values, with these in the gaps."""
         return SamplingDefaults(
             temperature=_given(params.temperature, self.temperature),
-            top_k=self.top_k if params.top_k is None else params.top_k,
+            top_k=max(0, self.top_k if params.top_k is None else params.top_k),
             top_p=_given(params.top_p, self.top_p),
             min_p=_given(params.min_p, self.min_p),
             repetition_penalty=_given(params.repetition_penalty, self.repetition_penalty),

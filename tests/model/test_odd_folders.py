@@ -50,7 +50,7 @@ def test_json_nested_without_end(name: str, tmp_path: Path) -> None:
         load_model("main", ModelSpec(folder), ())
 
 
-@pytest.mark.parametrize("values", [{"temperature": -1}, {"top_p": 5}, {"top_k": -1}], ids=repr)
+@pytest.mark.parametrize("values", [{"temperature": -1}, {"top_p": 5}, {"top_k": -2}], ids=repr)
 def test_sampling_defaults_that_cant_be_used(values: dict[str, Any], tmp_path: Path) -> None:
     folder = _folder(tmp_path, "generation_config.json", values)
 
