@@ -6,22 +6,17 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.output import Delta, Output
-from engine.request import Batch, SamplingParams, StepOutput
+from engine.output import Delta
+from engine.request import SamplingParams
 from engine.service import AsyncEngine, EngineDead, QueueFull, Stream
 from tests.scripted import tiny_folder, tiny_spec
-
-GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-LONG = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
-PROMPT = list(range(40, 60))
+from tests.services import GREEDY, LONG, PROMPT, Gate, empty, serving
 
 
 @pytest.fixture(scope="module")
@@ -38,57 +33,6 @@ def config(folder: str) -> EngineConfig:
 def expected(config: EngineConfig) -> tuple[int, ...]:
     with Engine(config) as engine:
         return engine.generate(PROMPT, GREEDY)[0].token_ids
-
-
-@asynccontextmanager
-async def serving(config: EngineConfig, **options: Any) -> AsyncIterator[AsyncEngine]:
-    """An engine that must be empty again at the end."""
-    engine = AsyncEngine(config, **options)
-    yield engine
-    await empty(engine)
-    scheduler, kv = engine.stats()
-    assert (scheduler.running, scheduler.waiting) == (0, 0)
-    assert kv["main"].used_pages == 0
-    assert not engine._live
-    assert not engine.engine._requests
-    engine.engine.check()
-    await engine.close()
-    assert not engine._thread.is_alive()
-
-
-async def empty(engine: AsyncEngine) -> None:
-    async with asyncio.timeout(30):
-        while engine._live or engine.engine.has_work():
-            await asyncio.sleep(0.005)
-
-
-class Gate:
-    """Holds the engine's thread inside a model's run, so that a test knows where it is."""
-
-    def __init__(self, engine: AsyncEngine) -> None:
-        self._executor = engine.engine._executors["main"]
-        self._run = self._executor.run
-        self._open = threading.Semaphore(0)
-        self.entered = threading.Semaphore(0)
-        self.free = False
-        self._executor.run = self._held  # type: ignore[method-assign]
-
-    def _held(self, batch: Batch) -> StepOutput:
-        if not self.free:
-            self.entered.release()
-            assert self._open.acquire(timeout=20)
-        return self._run(batch)
-
-    async def wait(self) -> None:
-        """Until a run has begun."""
-        assert await asyncio.to_thread(self.entered.acquire, True, 20)
-
-    def step(self) -> None:
-        self._open.release()
-
-    def release(self) -> None:
-        self.free = True
-        self._open.release(1000)
 
 
 def test_streams_submits_and_generates(config: EngineConfig, expected: tuple[int, ...]) -> None:
@@ -343,112 +287,6 @@ def test_submits_race_with_close(config: EngineConfig) -> None:
             assert set(await asyncio.gather(*tasks)) <= {"length", "refused"}
 
     asyncio.run(main())
-
-
-def test_the_engine_s_thread_dies(
-    config: EngineConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def main() -> None:
-        engine = AsyncEngine(config)
-        gate = Gate(engine)
-        streams = [await engine.submit(PROMPT, LONG) for _ in range(6)]
-        await gate.wait()
-        failure = OSError("the roof fell in")
-
-        def fail(*_: object) -> None:
-            raise failure
-
-        monkeypatch.setattr(engine.engine._scheduler, "schedule", fail)
-        late = await engine.submit(PROMPT, LONG)  # its command is never run
-        gate.release()
-        for stream in (*streams, late):
-            with pytest.raises(EngineDead, match="the roof fell in") as info:
-                await asyncio.wait_for(stream.output(), 20)
-            assert info.value.__cause__ is failure
-            assert [delta async for delta in stream] == []
-            stream.cancel()
-        assert not engine.alive
-        with pytest.raises(EngineDead, match="the roof fell in"):
-            await engine.submit(PROMPT)
-        await asyncio.wait_for(engine.close(), 20)
-        assert not engine._live
-
-    asyncio.run(main())
-    assert "the engine's thread failed" in caplog.text
-
-
-def test_a_batch_that_fails_ends_its_own_requests(
-    config: EngineConfig, expected: tuple[int, ...], caplog: pytest.LogCaptureFixture
-) -> None:
-    async def main() -> None:
-        async with serving(config) as engine:
-            decoder = engine.engine._executors["main"].decoder
-            forward = decoder.forward
-
-            def fail(*_: object) -> Any:
-                raise RuntimeError("out of memory")
-
-            decoder.forward = fail  # type: ignore[assignment,method-assign]
-            many = SamplingParams(n=2, max_tokens=4)
-            outputs = await asyncio.gather(
-                engine.generate(PROMPT, GREEDY), engine.generate(PROMPT, many)
-            )
-            for output in outputs:
-                for choice in output.choices:
-                    assert choice.finish_reason == "error"
-                    assert "RuntimeError: out of memory" in str(choice.stop_reason)
-            decoder.forward = forward  # type: ignore[method-assign]
-            assert (await engine.generate(PROMPT, GREEDY)).token_ids == expected
-
-    asyncio.run(main())
-    assert "a batch of role main failed" in caplog.text
-
-
-def test_a_row_that_cannot_be_sampled_ends_alone(
-    config: EngineConfig, expected: tuple[int, ...]
-) -> None:
-    async def main() -> None:
-        async with serving(config) as engine:
-            decoder = engine.engine._executors["main"].decoder
-            logits = decoder.logits
-
-            def spoilt(hidden: Any) -> Any:
-                out = logits(hidden)
-                return out.index_fill_(0, out.new_tensor([len(out) - 1]).long(), float("nan"))
-
-            gate = Gate(engine)
-            first = await engine.submit(PROMPT, GREEDY)
-            await gate.wait()
-            second = await engine.submit(PROMPT[:5], GREEDY)
-            gate.step()
-            await gate.wait()
-            decoder.logits = spoilt  # type: ignore[method-assign]
-            gate.step()
-            await gate.wait()
-            decoder.logits = logits  # type: ignore[method-assign]
-            gate.release()
-            reasons = {(await first.output()).finish_reason, (await second.output()).finish_reason}
-            assert reasons == {"error", "length"}
-
-    asyncio.run(main())
-
-
-def test_a_reader_s_loop_that_is_gone(config: EngineConfig, expected: tuple[int, ...]) -> None:
-    engine = AsyncEngine(config)
-
-    async def leave() -> None:
-        stream = await engine.submit(PROMPT, LONG)
-        await anext(stream)
-
-    async def ask() -> Output:
-        await empty(engine)
-        assert engine.alive
-        output = await engine.generate(PROMPT, GREEDY)
-        await engine.close()
-        return output
-
-    asyncio.run(leave())
-    assert asyncio.run(ask()).token_ids == expected
 
 
 @pytest.mark.parametrize("bad", [-1, 1.5, True])
