@@ -161,7 +161,9 @@ class PagedCache:
     def reserve(self, seq: Sequence, slot: int, tokens: int) -> int:
         """How many of the next tokens may run now. They have pages then, of the slot's own."""
         tables = self._tables
-        if tables.computed[slot] >= tables.point[slot]:  # forked before its parent was compacted
+        if tables.computed[slot] >= tables.point[slot]:
+            # the slot was forked at its point, or adopted in the step that reached it: nobody
+            # compacted it after that step, and no cell may follow before
             self.compress([slot])
         start = tables.computed[slot]
         end = min(start + tokens, tables.point[slot], self.max_len)

@@ -1,7 +1,9 @@
 """From logits to tokens, and to what is asked about them.
 
 Each row is sampled by its own sequence's settings, rules and noise. The one invariant: a row's
-result is the same, bit for bit, whoever shares the batch. The device is read once, at the end.
+result is the same, bit for bit, whoever shares the batch. The
+device is read once, at the end, and once more where rows are filtered or ask for the best tokens'
+logprobs: whether their short list is enough depends on its values.
 """
 
 from __future__ import annotations
