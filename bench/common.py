@@ -123,18 +123,6 @@ def write_json(path: str | None, result: dict[str, Any]) -> None:
         Path(path).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
-def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--max-num-seqs", type=int)
-    parser.add_argument("--max-batched-tokens", type=int)
-    parser.add_argument("--kv-policy", help="such as 'snapkv(recent=16)'; all is kept without it")
-    parser.add_argument("--kv-budget", type=int, help="cells a head after a compaction")
-    parser.add_argument("--kv-window", type=int, default=128, help="cells between compactions")
-    parser.add_argument("--output-json", metavar="FILE")
-
-
 def make_engine(args: argparse.Namespace) -> Engine:
     """The engine that the options describe; what isn't given is the engine's own default."""
     policy = None if args.kv_policy is None else policy_from_text(args.kv_policy)

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 from bench.common import (
-    add_engine_options,
     environment,
     fixed_length,
     make_engine,
@@ -22,12 +21,14 @@ from bench.common import (
     timed,
     write_json,
 )
+from bench.options import add_engine_options, add_output_option
 from engine import Engine
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     add_engine_options(parser)
+    add_output_option(parser)
     parser.add_argument("--input-len", type=int, default=32)
     parser.add_argument("--output-len", type=int, default=128)
     parser.add_argument("--batch-size", type=int, default=8)

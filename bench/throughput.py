@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 
 from bench.common import (
-    add_engine_options,
     dataset_questions,
     environment,
     fixed_length,
@@ -25,6 +24,7 @@ from bench.common import (
     timed,
     write_json,
 )
+from bench.options import add_engine_options, add_output_option
 from engine import Engine
 
 Prompts = list[list[int]]
@@ -42,6 +42,7 @@ class Run(NamedTuple):
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     add_engine_options(parser)
+    add_output_option(parser)
     parser.add_argument("--num-prompts", type=int, default=32)
     parser.add_argument("--input-len", type=int, default=64)
     parser.add_argument("--output-len", type=int, default=256)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import logging
 import random
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
@@ -20,6 +21,7 @@ from engine.assembler import Request
 from engine.cache.paged import KVStats
 from engine.config import EngineConfig, ModelSpec
 from engine.host import usable_cpus
+from engine.metrics import MemoryMeter, MemoryTime
 from engine.model.tokenizer import Tokenizer
 from engine.output import Delta, Output
 from engine.progress import progress_bar
@@ -41,6 +43,7 @@ class EngineStats(NamedTuple):
 
     scheduler: Stats
     kv: dict[Role, KVStats]
+    kv_time: dict[Role, MemoryTime]
 
 
 class Engine:
@@ -67,6 +70,7 @@ class Engine:
         self.max_model_len = build.context_length(config, self.models)
         self._executors = build.build_executors(config, self.models, self.max_model_len)
         self._caches = {role: executor.cache for role, executor in self._executors.items()}
+        self._meters = {role: MemoryMeter() for role in self._caches}
         self._scheduler = Scheduler(
             self._caches,
             stop=StopRules(
@@ -113,7 +117,10 @@ class Engine:
         return list(kept)
 
     def _step(self) -> list[Delta]:
-        for planned in self._scheduler.schedule():
+        start = time.perf_counter()
+        batches = self._scheduler.schedule()
+        held = {role: cache.stats() for role, cache in self._caches.items()}
+        for planned in batches:
             executor = self._executors[planned.role]
             batch = self._scheduler.live(planned)
             if not batch.rows:
@@ -125,6 +132,9 @@ class Engine:
             except Exception as error:  # the batch's own: the requests beside it go on
                 log.exception("a batch of role %s failed", batch.role)
                 self._scheduler.fail(batch, f"the model failed: {type(error).__name__}: {error}")
+        seconds = time.perf_counter() - start
+        for role, stats in held.items():
+            self._meters[role].count(stats.used_bytes, stats.used_side_bytes, seconds)
         return [self._publish(settled) for settled in self._scheduler.drain()]
 
     def abort(self, id: str) -> None:
@@ -192,8 +202,15 @@ class Engine:
 
     def stats(self) -> EngineStats:
         return EngineStats(
-            self._scheduler.stats(), {role: cache.stats() for role, cache in self._caches.items()}
+            self._scheduler.stats(),
+            {role: cache.stats() for role, cache in self._caches.items()},
+            {role: meter.total for role, meter in self._meters.items()},
         )
+
+    def reset_peaks(self) -> None:
+        """From here on `peak_pages` and `peak_bytes` of `stats` count anew."""
+        for cache in self._caches.values():
+            cache.reset_peak()
 
     def check(self) -> None:
         """Every invariant of scheduler and caches; for tests and idle moments."""
@@ -205,7 +222,7 @@ class Engine:
         """Abort what runs and give the memory back; nothing can be asked of it any more."""
         for id in list(self._requests):
             self.abort(id)
-        for held in (self._executors, self._caches, self.models):  # the scheduler shares _caches
+        for held in (self._executors, self._caches, self._meters, self.models):  # the scheduler shares _caches
             held.clear()
 
     def __enter__(self) -> Self:

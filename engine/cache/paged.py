@@ -39,6 +39,7 @@ class KVStats(NamedTuple):
     page_bytes: int
     peak_pages: int  # most that slots referred to at once
     side_bytes: int  # tables and query rings of all slots, beside the pages
+    used_side_bytes: int  # of the slots in use
     evicted_cells: int
 
     @property
@@ -71,7 +72,8 @@ class PagedCache:
         self.shape = shape
         self.max_len = max_len
         self._page_bytes = self.page_bytes(shape, spec, dtype)
-        self._side_bytes = slots * self.slot_bytes(shape, spec, dtype, max_len)
+        self._slot_bytes = self.slot_bytes(shape, spec, dtype, max_len)
+        self._slots = slots
         self._attend = attend
         self._store = CellStore(pages, shape.head_dim, cell_dtype(spec.format, dtype), device)
         self._pool = PagePool(pages)
@@ -258,9 +260,14 @@ class PagedCache:
             prefix_pages=pool.idle,
             page_bytes=self._page_bytes,
             peak_pages=pool.peak,
-            side_bytes=self._side_bytes,
+            side_bytes=self._slots * self._slot_bytes,
+            used_side_bytes=len(self._ledger.live) * self._slot_bytes,
             evicted_cells=self._evicted,
         )
+
+    def reset_peak(self) -> None:
+        """`peak_pages` counts from here on."""
+        self._pool.peak = self._pool.used
 
     def computed(self, slot: int) -> int:
         """Tokens that the slot's cells stand for."""

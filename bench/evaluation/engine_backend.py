@@ -1,0 +1,147 @@
+"""The engine under measurement, in this process: many samples at once, by continuous batching."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from bench.common import peak_rss_bytes
+from bench.evaluation.backend import Ask
+from bench.evaluation.records import Generation, Usage
+from engine import Engine, Output, SamplingParams
+from engine.engine import Prompt
+from engine.scheduler.reasoning import track_chain
+
+
+class EngineBackend:
+    """Holds as many requests in flight as the engine runs at once."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._wall = self._cpu = 0.0
+        self._begin = engine.stats()
+
+    @property
+    def chain_rule(self) -> str:
+        markers = self._engine.markers
+        if not markers.end:
+            return "no thinking markers: tokens before the last \\boxed{, all if there is none"
+        start, end = (self._text(ids) for ids in (markers.start, markers.end))
+        return f"tokens between {start} and {end}, all from {start} on if it never closes"
+
+    def _text(self, ids: tuple[int, ...]) -> str:
+        return self._engine.tokenizer.decode(ids, skip_special=False)
+
+    def run(self, asks: Iterable[Ask]) -> Iterator[tuple[Ask, Generation]]:
+        """Each ask with what came of it, in the order in which they finish."""
+        source, live = iter(asks), _Live()
+        self._engine.reset_peaks()
+        while True:
+            done = list(self._turn(source, live))
+            if not done and not live:
+                return
+            yield from done
+
+    def _turn(self, source: Iterator[Ask], live: _Live) -> Iterator[tuple[Ask, Generation]]:
+        """Fill up, then one step. Its time is counted."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        while len(live) < self._engine.config.max_num_seqs:
+            ask = next(source, None)
+            if ask is None:
+                break
+            try:
+                live[self._engine.add(self._prompt(ask), _params(ask))] = ask, time.perf_counter()
+            except ValueError as error:
+                yield ask, _failed(str(error))
+        outputs = [delta.output for delta in self._engine.step() if delta.output] if live else []
+        end = time.perf_counter()
+        self._wall += end - wall
+        self._cpu += time.process_time() - cpu
+        for output in outputs:
+            ask, begin = live.pop(output.id)
+            yield ask, self._generation(output, end - begin)
+
+    def _prompt(self, ask: Ask) -> Prompt:
+        if self._engine.tokenizer.chat_template is not None:
+            return ask.messages
+        return "\n\n".join(message["content"] for message in ask.messages) + "\n\n"
+
+    def _generation(self, output: Output, seconds: float) -> Generation:
+        (choice,) = output.choices
+        return Generation(
+            text=choice.text,
+            thinking=choice.thinking,
+            finish_reason=choice.finish_reason,
+            prompt_tokens=len(output.prompt_token_ids),
+            output_tokens=len(choice.token_ids),
+            thinking_tokens=choice.thinking_tokens,
+            answer_tokens=choice.answer_tokens,
+            closed=self._closed(output),
+            seconds=seconds,
+            token_ids=choice.token_ids,
+            error=str(choice.stop_reason) if choice.finish_reason == "error" else None,
+        )
+
+    def _closed(self, output: Output) -> bool | None:
+        """Whether the thinking is over at the end; None for a model without markers."""
+        markers = self._engine.markers
+        if not markers.end:
+            return None
+        chain = track_chain(markers, output.prompt_token_ids, self._engine.tokenizer.token_bytes)
+        for token in output.token_ids:
+            chain.feed(token)
+        return not chain.thinking
+
+    def usage(self) -> Usage:
+        """Totals since this backend began; the peak is the current `run`'s."""
+        stats, begin = self._engine.stats(), self._begin
+        times = [(stats.kv_time[role], begin.kv_time[role]) for role in stats.kv_time]
+        ran = {
+            role: tokens - begin.scheduler.ran_tokens.get(role, 0)
+            for role, tokens in stats.scheduler.ran_tokens.items()
+        }
+        return Usage(
+            wall_seconds=self._wall,
+            cpu_seconds=self._cpu,
+            steps=max(now.steps - then.steps for now, then in times),
+            kv_byte_steps=sum(now.byte_steps - then.byte_steps for now, then in times),
+            kv_byte_seconds=sum(now.byte_seconds - then.byte_seconds for now, then in times),
+            kv_side_byte_seconds=sum(
+                now.side_byte_seconds - then.side_byte_seconds for now, then in times
+            ),
+            kv_peak_bytes=sum(kv.peak_bytes for kv in stats.kv.values()),
+            preemptions=stats.scheduler.preemptions - begin.scheduler.preemptions,
+            ran_tokens=ran,
+        )
+
+    def environment(self) -> Mapping[str, Any]:
+        models = {role: m.checkpoint.source for role, m in self._engine.models.items()}
+        return {"backend": "taut", "models": models, "peak_rss_bytes": peak_rss_bytes()}
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+class _Live(dict[str, tuple[Ask, float]]):
+    """What is in flight: by request id, the ask and when it was submitted."""
+
+
+def _params(ask: Ask) -> SamplingParams:
+    return SamplingParams(**asdict(ask.params))
+
+
+def _failed(message: str) -> Generation:
+    return Generation(
+        text="",
+        thinking="",
+        finish_reason="error",
+        prompt_tokens=0,
+        output_tokens=0,
+        thinking_tokens=0,
+        answer_tokens=0,
+        closed=None,
+        seconds=0.0,
+        error=message,
+    )

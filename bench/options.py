@@ -1,0 +1,20 @@
+"""Command-line options that the measurements share. No torch here."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--max-num-seqs", type=int)
+    parser.add_argument("--max-batched-tokens", type=int)
+    parser.add_argument("--kv-policy", help="such as 'snapkv(recent=16)'; all is kept without it")
+    parser.add_argument("--kv-budget", type=int, help="cells a head after a compaction")
+    parser.add_argument("--kv-window", type=int, default=128, help="cells between compactions")
+
+
+def add_output_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--output-json", metavar="FILE")

@@ -1,0 +1,198 @@
+"""How good, how long, how dear: accuracy, chain tokens and cost of one configuration, measured
+on problems with known answers, and compared with other runs problem by problem.
+
+`python -m bench.quality --model smollm2 --task gsm8k --problems FILE --limit 8 --max-tokens 256
+--seed 0 --json FILE [--report FILE.html] [--vs RUN.json]`
+
+An interrupted run goes on from `FILE.partial` when the same command is given again.
+"""
+
+# Light imports only at the top: the grading worker imports this module again, and needs no torch.
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from bench.evaluation import problems
+from bench.evaluation.backend import Backend, Sampling
+from bench.evaluation.grading import Grading
+from bench.evaluation.live import Live
+from bench.evaluation.records import Problem, Run
+from bench.evaluation.records_json import read_run, to_json
+from bench.evaluation.runner import Plan, measure
+from bench.evaluation.show import show
+from bench.evaluation.store import Store
+from bench.evaluation.summary import summarise
+from bench.options import add_engine_options
+
+ENGINE_OPTIONS = ("dtype", "max_num_seqs", "max_batched_tokens")
+ENGINE_OPTIONS += ("kv_policy", "kv_budget", "kv_window")
+
+
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.quality", description=(__doc__ or "").split("\n\n")[0]
+    )
+    add_engine_options(parser)
+    parser.add_argument("--name", help="what the run is called; the model's name without it")
+    asked = parser.add_argument_group("what is asked")
+    asked.add_argument(
+        "--task",
+        action="append",
+        required=True,
+        help="gsm8k, math, or reasoning-gym:NAME; several, each with its --problems",
+    )
+    asked.add_argument(
+        "--problems",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="JSONL or data set of each gsm8k or math, in their order",
+    )
+    asked.add_argument("--limit", type=int, help="problems of each task, from its beginning")
+    asked.add_argument("--instruction", help="instead of: reason step by step, answer in \\boxed{}")
+    asked.add_argument("--system", help="a system message")
+    drawn = parser.add_argument_group("how it is sampled")
+    drawn.add_argument("--max-tokens", type=int, default=1024)
+    drawn.add_argument("--samples", type=int, default=1, help="of each problem")
+    drawn.add_argument("--temperature", type=float, default=0.0, help="0, the default, is greedy")
+    drawn.add_argument("--top-p", type=float)
+    drawn.add_argument("--top-k", type=int)
+    drawn.add_argument("--repetition-penalty", type=float)
+    server = parser.add_argument_group("a server instead of the engine")
+    server.add_argument("--base-url", help="OpenAI-compatible, such as http://127.0.0.1:8000/v1")
+    server.add_argument("--api-key-env", default="OPENAI_API_KEY", help="variable with the key")
+    server.add_argument("--concurrency", type=int, default=16)
+    server.add_argument("--timeout", type=float, default=600.0, help="seconds of one answer")
+    server.add_argument("--tokenizer", help="model whose vocabulary counts tokens and finds loops")
+    out = parser.add_argument_group("what comes out")
+    out.add_argument("--json", type=Path, metavar="FILE", help="the run as one JSON line")
+    out.add_argument("--vs", action="append", default=[], type=Path, metavar="RUN.json")
+    out.add_argument("--report", type=Path, metavar="FILE.html")
+    return parser.parse_args(argv)
+
+
+def main() -> None:
+    args = arguments()
+    try:
+        check(args)
+        bases = [read_run(path) for path in args.vs]
+        run = execute(args, load_tasks(args))
+        show(run, bases, args.report)
+    except (ValueError, OSError) as error:
+        sys.exit(f"quality: {error}")
+    except KeyboardInterrupt:
+        kept = args.json and f"; the same command goes on from {args.json}.partial"
+        sys.exit(f"quality: interrupted{kept or ''}")
+
+
+def check(args: argparse.Namespace) -> None:
+    """What can be refused before anything is loaded."""
+    for name in ("limit", "max_tokens", "samples", "concurrency"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+    if args.samples > 1 and args.temperature == 0:
+        raise ValueError(
+            f"--samples {args.samples} at --temperature 0 are all the same: give a temperature"
+        )
+    for name in ("json", "report"):
+        path = getattr(args, name)
+        if path is not None and not path.resolve().parent.is_dir():
+            raise ValueError(f"--{name} {path}: there is no folder {path.parent}")
+
+
+def load_tasks(args: argparse.Namespace) -> dict[str, list[Problem]]:
+    """Problems by task; sources go to the tasks that read one, in order."""
+    sources = list(args.problems)
+    tasks = {}
+    for task in args.task:
+        if task in tasks:
+            raise ValueError(f"--task {task} is given twice")
+        source = sources.pop(0) if sources and problems.reads_source(task) else None
+        tasks[task] = problems.load(task, source, args.limit, args.seed)
+    if sources:
+        raise ValueError(f"--problems {sources[0]}: no --task reads it")
+    return tasks
+
+
+def execute(args: argparse.Namespace, tasks: Mapping[str, Sequence[Problem]]) -> Run:
+    """Measure, from where the record stands; write the run where `--json` says."""
+    drawn = ("max_tokens", "temperature", "top_p", "top_k", "repetition_penalty", "seed")
+    plan = Plan(
+        tasks=tasks,
+        samples=args.samples,
+        sampling=Sampling(**{name: getattr(args, name) for name in drawn}),
+        instruction=args.instruction,
+        system=args.system,
+    )
+    with ExitStack() as stack:
+        target = args.json or Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run"
+        store = Store(target, settings_of(args, tasks))
+        stack.callback(store.close)
+        backend = backend_of(args)
+        stack.callback(backend.close)
+        grading = stack.enter_context(Grading())
+        with Live() as live:
+            measure(plan, backend, grading, store, live)
+        run = run_of(args, store, backend)
+        store.finish(to_json(run))
+    return run
+
+
+def settings_of(args: argparse.Namespace, tasks: Mapping[str, Sequence[Problem]]) -> dict[str, Any]:
+    """All that decides a run's samples or their cost."""
+    names = ["model", "seed", "max_tokens", "samples", "temperature", "top_p", "top_k"]
+    names += ["repetition_penalty", "instruction", "system"]
+    names += ["base_url", "concurrency", "tokenizer"] if args.base_url else ENGINE_OPTIONS
+    settings = {name: getattr(args, name) for name in names}
+    settings["tasks"] = {name: [len(of), problems.digest(of)] for name, of in tasks.items()}
+    return settings
+
+
+def backend_of(args: argparse.Namespace) -> Backend:
+    if args.base_url is not None:
+        from bench.evaluation.server_backend import ServerBackend
+
+        return ServerBackend(
+            args.base_url,
+            args.model,
+            api_key=os.environ.get(args.api_key_env),
+            concurrency=args.concurrency,
+            timeout=args.timeout,
+            tokenizer=args.tokenizer,
+        )
+    from bench.common import make_engine
+    from bench.evaluation.engine_backend import EngineBackend
+
+    return EngineBackend(make_engine(args))
+
+
+def run_of(args: argparse.Namespace, store: Store, backend: Backend) -> Run:
+    from bench.common import environment
+
+    def of(task: str) -> Any:
+        samples = [sample for sample in store.samples if sample.task == task]
+        return summarise(samples, [usage for name, usage in store.usages if name == task])
+
+    where = {**environment(), **backend.environment(), "resumed_samples": store.resumed}
+    return Run(
+        name=args.name or args.model,
+        chain_rule=backend.chain_rule,
+        settings=store.settings,
+        environment=where,
+        summary=summarise(store.samples, [usage for _, usage in store.usages]),
+        tasks={task: of(task) for task in args.task},
+        samples=tuple(store.samples),
+    )
+
+
+if __name__ == "__main__":
+    main()
