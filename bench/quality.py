@@ -26,7 +26,7 @@ from bench.evaluation.grading import Grading
 from bench.evaluation.live import Live
 from bench.evaluation.records import Problem, Run
 from bench.evaluation.records_json import read_run, to_json
-from bench.evaluation.runner import Plan, measure
+from bench.evaluation.runner import Plan, digest_of, measure
 from bench.evaluation.show import show
 from bench.evaluation.store import Store
 from bench.evaluation.summary import summarise
@@ -116,7 +116,8 @@ def load_tasks(args: argparse.Namespace) -> dict[str, list[Problem]]:
     for task in args.task:
         if task in tasks:
             raise ValueError(f"--task {task} is given twice")
-        source = sources.pop(0) if sources and problems.reads_source(task) else None
+        reads = problems.parse_task(task).generator is None
+        source = sources.pop(0) if sources and reads else None
         tasks[task] = problems.load(task, source, args.limit, args.seed)
     if sources:
         raise ValueError(f"--problems {sources[0]}: no --task reads it")
@@ -153,7 +154,7 @@ def settings_of(args: argparse.Namespace, tasks: Mapping[str, Sequence[Problem]]
     names += ["repetition_penalty", "instruction", "system"]
     names += ["base_url", "concurrency", "tokenizer"] if args.base_url else ENGINE_OPTIONS
     settings = {name: getattr(args, name) for name in names}
-    settings["tasks"] = {name: [len(of), problems.digest(of)] for name, of in tasks.items()}
+    settings["tasks"] = {name: [len(of), digest_of(of)] for name, of in tasks.items()}
     return settings
 
 

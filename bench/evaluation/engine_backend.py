@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from bench.common import peak_rss_bytes
+from bench.evaluation import prompts
 from bench.evaluation.backend import Ask
 from bench.evaluation.records import Generation, Usage
 from engine import Engine, Output, SamplingParams
@@ -66,7 +67,7 @@ class EngineBackend:
     def _prompt(self, ask: Ask) -> Prompt:
         if self._engine.tokenizer.chat_template is not None:
             return ask.messages
-        return "\n\n".join(message["content"] for message in ask.messages) + "\n\n"
+        return prompts.plain(ask.messages)
 
     def _generation(self, output: Output, seconds: float) -> Generation:
         (choice,) = output.choices

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 INSTRUCTION = r"Reason step by step, and put your final answer within \boxed{}."
 """Every grader reads a box, so one instruction serves all tasks."""
 
@@ -19,9 +21,10 @@ def messages(
     return [*turns, {"role": "user", "content": _asked(question, instruction)}]
 
 
-def plain(question: str, instruction: str | None = None) -> str:
+def plain(messages: Sequence[Mapping[str, str]]) -> str:
     """The same for a model without a chat template: text for it to continue."""
-    return f"Question: {_asked(question, instruction)}\n\nAnswer:"
+    *before, question = (message["content"] for message in messages)
+    return "\n\n".join((*before, f"Question: {question}", "Answer:"))
 
 
 def _asked(question: str, instruction: str | None) -> str:

@@ -9,14 +9,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
-from engine.scheduler.detect import find_loop
-
 from bench.evaluation import prompts
 from bench.evaluation.anatomy import take_apart
 from bench.evaluation.backend import Ask, Backend, Sampling
-from bench.evaluation.graders import chain_of
 from bench.evaluation.records import Generation, Loop, Problem, Sample, Usage, Verdicted
 from bench.evaluation.store import Store
+from engine.scheduler.detect import find_loop
 
 Tasks = Mapping[str, Sequence[Problem]]
 
@@ -120,7 +118,6 @@ class _Task:
 def _sample(ask: Ask, problem: Problem, made: Generation, graded: Verdicted) -> Sample:
     task, name, index = ask.key
     crashed = graded.verdict == "error"
-    chain = made.thinking if made.closed is not None else chain_of(made.text)
     assert ask.params.seed is not None
     return Sample(
         task=task,
@@ -139,21 +136,30 @@ def _sample(ask: Ask, problem: Problem, made: Generation, graded: Verdicted) -> 
         closed=made.closed,
         seconds=made.seconds,
         loop=None if made.token_ids is None else _loop(made.token_ids),
-        anatomy=None if crashed else take_apart(chain, graded.answer, problem.answer),
+        anatomy=None if crashed else take_apart(_chain(made), graded.answer, problem.answer),
         digest=None if made.token_ids is None else digest_of(made.token_ids),
         text=made.text,
         thinking=made.thinking,
     )
 
 
+def _chain(made: Generation) -> str:
+    """The chain's text."""
+    if made.closed is not None:
+        return made.thinking
+    chain, box, rest = made.text.rpartition("\\boxed{")
+    return chain if box else rest
+
+
 def _loop(tokens: Sequence[int]) -> Loop | None:
-    found = find_loop(tokens)
+    """Where the output ends in one, an end-of-sequence token left aside."""
+    found = find_loop(tokens) or find_loop(tokens[:-1])
     return None if found is None else Loop(start=found.start, period=found.period)
 
 
-def digest_of(tokens: Sequence[int]) -> str:
-    """Tells at a glance whether two runs gave the same tokens."""
-    return hashlib.blake2b(",".join(map(str, tokens)).encode(), digest_size=8).hexdigest()
+def digest_of(items: Sequence[object]) -> str:
+    """Of tokens or problems: tells at a glance whether two runs had the same."""
+    return hashlib.blake2b(repr(list(items)).encode(), digest_size=8).hexdigest()
 
 
 _LEVELS = ("kv_peak_bytes",)  # not sums
