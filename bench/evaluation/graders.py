@@ -125,6 +125,9 @@ def number(text: str, problem: Problem) -> Verdicted:
 
 # -- math ------------------------------------------------------------------------------------------
 
+_CHOICE = re.compile(r"\(([A-Z])\)")
+_CHOSEN = re.compile(r"\(?([A-Z])(?:[).:]|$)")
+_BASE = re.compile(r"\d_\{?(\d+)\}?$")
 _LAYOUT = re.compile(r"\\(?:left|right)(?![A-Za-z])|\\q?quad|\\[,;:! ]|[\s~$]")
 
 
@@ -133,13 +136,19 @@ def math(text: str, problem: Problem) -> Verdicted:
 
     Where it can't read the expected answer, the two must be the same but for layout. It ignores
     units, degrees, `%` and the left side of `x = 5`, takes `1, 2` for the pair `(1, 2)`, and rounds
-    decimals (not fractions) at the 6th place.
+    decimals (not fractions) at the 6th place. Two things are ours: `(B) 5` chooses `(B)`, and
+    numbers of different bases (`52_8`, `52_9`) differ.
     """
     answer = extract_boxed(text)
     if answer is None:
         return Verdicted("unanswered", None)
-    if _without_layout(answer) == _without_layout(problem.answer):
+    ours, theirs = _without_layout(problem.answer), _without_layout(answer)
+    if ours == theirs:
         return Verdicted("right", answer)
+    if (choice := _CHOICE.fullmatch(ours)) and (chosen := _CHOSEN.match(theirs)):
+        return _verdict(choice[1] == chosen[1], answer)
+    if (base := _BASE.search(ours)) and (other := _BASE.search(theirs)) and base[1] != other[1]:
+        return Verdicted("wrong", answer)
     parse, verify = _math_verify()
     expected = parse(problem.answer)
     if all(isinstance(each, str) for each in expected):

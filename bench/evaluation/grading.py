@@ -40,6 +40,7 @@ class Grading:
         self.timeout_s = timeout_s
         self._grade = grade
         self._pool = _pool()
+        self._runs: set[Future[Verdicted]] = set()
 
     def submit(self, text: str, problem: Problem) -> Future[Verdicted]:
         """The verdict on an answer, whose future never fails. Raises ValueError for a grader that
@@ -51,12 +52,12 @@ class Grading:
         graded.set_running_or_notify_cancel()  # the caller can't cancel it
 
         def settle(run: Future[Verdicted]) -> None:
+            self._runs.discard(run)
             graded.set_result(self._outcome(run, text))
 
-        args = (text, problem)
-        self._pool.schedule(self._grade, args=args, timeout=self.timeout_s).add_done_callback(
-            settle
-        )
+        run = self._pool.schedule(self._grade, args=(text, problem), timeout=self.timeout_s)
+        self._runs.add(run)
+        run.add_done_callback(settle)
         return graded
 
     def _outcome(self, run: Future[Verdicted], text: str) -> Verdicted:
@@ -86,6 +87,8 @@ class Grading:
         if kind is None:
             self._pool.close()
         else:
+            for run in list(self._runs):  # stopping the pool alone leaves them undone
+                run.cancel()
             self._pool.stop()
         self._pool.join()
 

@@ -190,8 +190,10 @@ def _numbered(path: Path, file: Iterable[str]) -> Iterator[tuple[int, str]]:
 
 def _dataset(source: str) -> Iterator[Row]:
     """`NAME[@CONFIG][:SPLIT]`. Without a split: `test`, or the only one that there is."""
-    rest, _, split = source.partition(":")
-    name, _, config = rest.partition("@")
+    name, config, split = source, "", ""
+    if not Path(source).expanduser().is_dir():  # a folder's own name may hold the signs
+        rest, _, split = source.partition(":")
+        name, _, config = rest.partition("@")
     try:
         import datasets
     except ImportError:
