@@ -11,15 +11,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from bench.evaluation.records import Run, Sample, Summary, Usage
+from bench.evaluation.records import Anatomy, Loop, Run, Sample, Summary, Usage
 
 VERSION = 1
 
 T = TypeVar("T")
+
+_HINTS: dict[type[Any], dict[str, Any]] = {
+    kind: get_type_hints(kind) for kind in (Sample, Anatomy, Loop, Summary, Usage)
+}
 
 
 def to_json(run: Run) -> dict[str, Any]:
@@ -68,9 +71,10 @@ def usage_from_json(data: object, source: str = "a line") -> Usage:
 
 def _one(kind: type[T], data: object, source: str, name: str) -> T:
     try:
-        return _construct(kind, data, name)
+        made: T = _construct(kind, data, name)
     except ValueError as error:
         raise ValueError(f"{source} isn't a record of a {name}: {error}") from None
+    return made
 
 
 def _run(data: Mapping[str, Any]) -> Run:
@@ -111,7 +115,8 @@ def _summary(data: object, at: str) -> Summary:
     if "sample_count" not in held:
         raise ValueError(f"{_join(at, 'sample_count')} is missing")
     held["samples"] = held["sample_count"]
-    return _construct(Summary, held, at)
+    summary: Summary = _construct(Summary, held, at)
+    return summary
 
 
 def _plain(value: Any, at: str) -> Any:
@@ -142,17 +147,12 @@ def _finite(value: float, at: str) -> float:
     return value
 
 
-def _construct(kind: type[T], data: object, at: str) -> T:
-    held, hints = _mapping(data, at), _hints(kind)
+def _construct(kind: type[Any], data: object, at: str) -> Any:
+    held, hints = _mapping(data, at), _HINTS[kind]
     missing = [name for name in hints if name not in held]
     if missing:
         raise ValueError(f"{_join(at, missing[0])} is missing")
     return kind(**{name: _read(hint, held[name], _join(at, name)) for name, hint in hints.items()})
-
-
-@cache
-def _hints(kind: type[Any]) -> dict[str, Any]:
-    return get_type_hints(kind)
 
 
 def _read(hint: Any, value: Any, at: str) -> Any:
