@@ -63,6 +63,26 @@ def test_the_difference_is_paired() -> None:
     assert -0.09 < low < -0.05 < high < -0.015
 
 
+def test_overall_difference_is_the_mean_over_tasks() -> None:
+    """A small task weighs as much as a large one, in the figure and in its interval."""
+    base = [*lengths("small", [1] * 10), *lengths("large", [1] * 90)]
+    run = [replace(one, verdict="wrong") if i < 5 else one for i, one in enumerate(base)]
+    comparison = compare(run_of(base), run_of(run, "run"))
+    small, _ = comparison.tasks
+    assert (small.accuracy_difference, comparison.accuracy_difference) == (-0.5, -0.25)
+    half = tuple(bound / 2 for bound in small.accuracy_difference_ci)
+    assert comparison.accuracy_difference_ci == pytest.approx(half)
+
+
+def test_one_problem_tells_no_spread() -> None:
+    base = [*lengths("one", [10]), *lengths("t", [10, 20])]
+    comparison = compare(run_of(base), run_of(base, "run"))
+    one = comparison.tasks[0]
+    assert (one.inflation.ratio, one.inflation.ci) == (1.0, None)
+    assert one.accuracy_difference_ci == comparison.accuracy_difference_ci == (-1.0, 1.0)
+    assert (comparison.inflation, comparison.inflation_ci) == (1.0, None)
+
+
 def test_overall_is_the_mean_of_ratios() -> None:
     """Pooled means would give (20 + 1000) / (10 + 1000), almost no inflation."""
     base = [*lengths("short", [10] * 3), *lengths("long", [1000] * 3)]
