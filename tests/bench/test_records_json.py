@@ -1,0 +1,143 @@
+"""Records to JSON and back, and what isn't one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bench.evaluation.records import Loop, Run, Usage
+from bench.evaluation.records_json import (
+    from_json,
+    sample_from_json,
+    sample_to_json,
+    to_json,
+    usage_from_json,
+    usage_to_json,
+)
+from tests.bench.samples import run_of, sample
+
+
+def a_run() -> Run:
+    return run_of(
+        [
+            sample("p0", 7, loop=Loop(start=3, period=2), text="é ∑ \n"),
+            sample("p1", 11, closed=None, digest=None, answer=None, verdict="unanswered"),
+            sample("p0", 13, task="b", seconds=0.1 + 0.2, seed=2**63),
+            sample("p1", 0, task="b", verdict="error", error="lost", anatomy=None),
+        ],
+        tasks=["sums", "b"],
+    )
+
+
+def read_back(run: Run) -> Run:
+    return from_json(json.loads(json.dumps(to_json(run), allow_nan=False)), "run.json")
+
+
+def test_a_run_comes_back_as_it_was() -> None:
+    assert read_back(a_run()) == a_run()
+
+
+def test_the_summary_lies_flat() -> None:
+    run, data = a_run(), to_json(a_run())
+    assert data["version"] == 1
+    assert data["accuracy"] == run.summary.accuracy
+    assert data["thinking_tokens_mean"] == run.summary.thinking_tokens_mean
+    assert (data["sample_count"], len(data["samples"])) == (3, 4)
+    assert data["tasks"]["b"]["accuracy_ci"] == list(run.tasks["b"].accuracy_ci)
+
+
+def test_samples_and_usages_alone() -> None:
+    for one in a_run().samples:
+        assert sample_from_json(json.loads(json.dumps(sample_to_json(one)))) == one
+    for usage in (Usage(), Usage(wall_seconds=0.1, kv_peak_bytes=2**50, ran_tokens={"main": 3})):
+        assert usage_from_json(json.loads(json.dumps(usage_to_json(usage)))) == usage
+
+
+def test_whole_numbers_are_read_as_the_floats_they_stand_for() -> None:
+    data = to_json(a_run())
+    data["samples"][0]["seconds"] = 1
+    seconds = from_json(data, "run.json").samples[0].seconds
+    assert (seconds, type(seconds)) == (1.0, float)
+
+
+def test_keys_of_others_are_passed_over() -> None:
+    assert from_json({**to_json(a_run()), "comparison": {}}, "run.json") == a_run()
+
+
+@pytest.mark.parametrize(
+    ("broken", "where"),
+    [
+        (
+            lambda run: replace(run, settings={"top_p": float("nan")}),
+            "settings.top_p must be a fin",
+        ),
+        (lambda run: replace(run, environment={"load": [1.0, float("inf")]}), r"load\[1\] must be"),
+        (lambda run: replace(run, settings={"dtype": object()}), "settings.dtype must be someth"),
+        (lambda run: replace(run, settings={"x": {1: 2}}), "settings.x must have keys of text"),
+        (
+            lambda run: replace(run, samples=(replace(run.samples[0], seconds=float("inf")),)),
+            r"samples\[0\].seconds must be a finite number",
+        ),
+    ],
+)
+def test_what_json_cannot_hold_is_refused(broken: Callable[[Run], Run], where: str) -> None:
+    with pytest.raises(ValueError, match=where):
+        to_json(broken(a_run()))
+
+
+def _set(path: str, value: object) -> Callable[[dict[str, Any]], None]:
+    *parents, last = path.split(".")
+
+    def change(data: Any) -> None:
+        for name in parents:
+            data = data[int(name) if name.isdigit() else name]
+        data[last] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        (_set("version", 2), "version must be 1, is 2"),
+        (lambda data: data.pop("version"), "version must be 1, is None"),
+        (lambda data: data.pop("accuracy"), "accuracy is missing"),
+        (lambda data: data.pop("sample_count"), "sample_count is missing"),
+        (lambda data: data.pop("samples"), "samples must be a list"),
+        (lambda data: data["samples"][1].pop("closed"), r"samples\[1\].closed is missing"),
+        (_set("tasks", []), "tasks must be an object"),
+        (_set("name", None), "name must be text"),
+        (_set("settings", "none"), "settings must be an object"),
+        (_set("accuracy", float("nan")), "accuracy must be a finite number"),
+        (_set("settings", {"x": float("inf")}), "settings.x must be a finite number"),
+        (_set("accuracy_ci", [0.5]), "accuracy_ci must have 2 values, has 1"),
+        (_set("tasks.b.right", 1.5), "tasks.b.right must be a whole number"),
+        (_set("tasks.b.tokens_by_role", {"main": "7"}), "tokens_by_role.main must be a whole"),
+        (_set("samples.0.verdict", "maybe"), r"samples\[0\].verdict must be one of right, "),
+        (_set("samples.0.verdict", []), r"samples\[0\].verdict must be one of right, "),
+        (_set("samples.0.index", True), r"samples\[0\].index must be a whole number"),
+        (_set("samples.0.loop", {"start": 1}), r"samples\[0\].loop.period is missing"),
+        (_set("samples.0.task", "other"), r"samples\[0\].task 'other' is not one of tasks"),
+        (_set("samples.1.problem", "p0"), r"samples\[1\] is there twice"),
+    ],
+)
+def test_a_broken_file_is_named_with_what_is_wrong(
+    change: Callable[[dict[str, Any]], object], wrong: str
+) -> None:
+    data = to_json(a_run())
+    change(data)
+    with pytest.raises(ValueError, match=f"^run.json isn't a record of a run: .*{wrong}"):
+        from_json(data, "run.json")
+
+
+def test_other_things_are_no_record() -> None:
+    with pytest.raises(ValueError, match=r"run.json isn't a record of a run: its content must be"):
+        from_json([1], "run.json")
+    with pytest.raises(ValueError, match=r"part:3 isn't a record of a sample: sample.task is miss"):
+        sample_from_json({}, "part:3")
+    with pytest.raises(ValueError, match=r"part:1 isn't a record of a usage: usage.wall_seconds"):
+        usage_from_json({"steps": 3}, "part:1")
