@@ -126,6 +126,7 @@ def write_json(path: str | None, result: dict[str, Any]) -> None:
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--weights", default="float", help="rtn8 to rtn2: rounded to so many bits")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--max-num-seqs", type=int)
     parser.add_argument("--max-batched-tokens", type=int)
@@ -141,7 +142,7 @@ def make_engine(args: argparse.Namespace) -> Engine:
     kv = KVSpec(policy=policy, budget_tokens=args.kv_budget, window=args.kv_window)
     limits = {"max_num_seqs": args.max_num_seqs, "max_batched_tokens": args.max_batched_tokens}
     given = {name: value for name, value in limits.items() if value is not None}
-    spec = ModelSpec(args.model, dtype=args.dtype, kv=kv)
+    spec = ModelSpec(args.model, dtype=args.dtype, kv=kv, weights=args.weights)
     return Engine(EngineConfig(models={"main": spec}, **given))
 
 
