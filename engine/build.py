@@ -25,6 +25,7 @@ from engine.kernels.linear import LINEAR
 from engine.model.architecture import DecoderConfig
 from engine.model.checkpoint import Checkpoint, open_checkpoint
 from engine.model.decoder import Decoder
+from engine.model.quantize import WEIGHT_FORMATS
 from engine.model.tokenizer import Tokenizer, tokenizer_from_folder, tokenizer_from_gguf
 from engine.request import Role, SamplingParams
 from engine.sampling.sampler import Sampler, SamplingDefaults
@@ -68,7 +69,13 @@ def load_model(role: Role, spec: ModelSpec, backends: tuple[str, ...]) -> Loaded
     checkpoint.check()
     with ThreadPoolExecutor(1) as beside:  # much of a start-up's time is either of the two
         loading = beside.submit(load_tokenizer, checkpoint)
-        decoder = Decoder.load(checkpoint, dtype=dtype, device=device, prefer=backends)
+        decoder = Decoder.load(
+            checkpoint,
+            dtype=dtype,
+            device=device,
+            prefer=backends,
+            rounding=WEIGHT_FORMATS[spec.weights],
+        )
         tokenizer = loading.result()
     return Loaded(role, spec, checkpoint, tokenizer, decoder, dtype, device)
 

@@ -35,6 +35,7 @@ ThinkingBudget = Annotated[
     int | None, typer.Option(help="Close the thinking after this many tokens.")
 ]
 Dtype = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
+Weights = Annotated[str, typer.Option(help="Round weights: rtn8 to rtn2 (bits); float: as stored.")]
 KVPolicy = Annotated[
     str | None, typer.Option(help="Bound the KV cache: 'snapkv', 'sinks_recent(sinks=4)'.")
 ]
@@ -67,6 +68,7 @@ def generate(
     ] = False,
     thinking_budget: ThinkingBudget = None,
     dtype: Dtype = "auto",
+    weights: Weights = "float",
     kv_policy: KVPolicy = None,
     kv_budget: KVBudget = None,
     kv_window: KVWindow = 128,
@@ -98,7 +100,7 @@ def generate(
     texts = _texts(prompts)
     asked: list[Any] = [[{"role": "user", "content": t}] if chat else t for t in texts]
     with _engine(
-        model, dtype, kv_policy, kv_budget, kv_window, max_model_len, generation_defaults
+        model, dtype, weights, kv_policy, kv_budget, kv_window, max_model_len, generation_defaults
     ) as engine:
         if len(asked) == 1 and n == 1:
             outputs = [print_stream(engine.stream(asked[0], params))]
@@ -120,6 +122,7 @@ def chat(
     seed: Seed = None,
     thinking_budget: ThinkingBudget = None,
     dtype: Dtype = "auto",
+    weights: Weights = "float",
     kv_policy: KVPolicy = None,
     kv_budget: KVBudget = None,
     kv_window: KVWindow = 128,
@@ -142,7 +145,7 @@ def chat(
         thinking_token_budget=thinking_budget,
     )
     with _engine(
-        model, dtype, kv_policy, kv_budget, kv_window, max_model_len, generation_defaults
+        model, dtype, weights, kv_policy, kv_budget, kv_window, max_model_len, generation_defaults
     ) as engine:
         chat_loop(engine, params, system)
 
@@ -151,6 +154,7 @@ def chat(
 def info(
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = "auto",
+    weights: Weights = "float",
     kv_policy: KVPolicy = None,
     kv_budget: KVBudget = None,
     kv_window: KVWindow = 128,
@@ -161,7 +165,16 @@ def info(
     from engine.terminal import print_info
 
     print_info(
-        _config(model, dtype, kv_policy, kv_budget, kv_window, max_model_len, generation_defaults)
+        _config(
+            model,
+            dtype,
+            weights,
+            kv_policy,
+            kv_budget,
+            kv_window,
+            max_model_len,
+            generation_defaults,
+        )
     )
 
 
@@ -183,6 +196,7 @@ def _fail_with_errors(outputs: list[Any]) -> None:
 def _config(
     model: str,
     dtype: str,
+    weights: str,
     kv_policy: str | None,
     kv_budget: int | None,
     kv_window: int,
@@ -200,7 +214,13 @@ def _config(
         budget_tokens=kv_budget,
         window=kv_window,
     )
-    spec = ModelSpec(model, dtype=dtype, kv=kv, generation_defaults=generation_defaults)  # type: ignore[arg-type]
+    spec = ModelSpec(
+        model,
+        dtype=dtype,  # type: ignore[arg-type]
+        kv=kv,
+        generation_defaults=generation_defaults,
+        weights=weights,
+    )
     return EngineConfig(models={"main": spec}, max_model_len=max_model_len)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from engine.cache.policy import KVSpec
+from engine.model.quantize import WEIGHT_FORMATS
 from engine.request import MAIN, Role
 from engine.scheduler.controller import Controller
 
@@ -42,7 +43,9 @@ class ModelSpec:
     `model` is a packaged name ("smollm2"), a Hugging Face folder, a GGUF file or a hub id. `dtype`
     auto: float32 on a CPU (exact, and the fastest for batches without bf16 instructions), bfloat16
     on a GPU. `reasoning` None: detected from the vocabulary. `generation_defaults` False: ignore
-    the model's own sampling defaults (its end-of-sequence ids still count).
+    the model's own sampling defaults (its end-of-sequence ids still count). `weights` is the number
+    format to whose values the matrices of attention and MLP are rounded ("float": none is); they
+    are held in `dtype` all the same.
     """
 
     model: str
@@ -51,6 +54,7 @@ class ModelSpec:
     kv: KVSpec = field(default_factory=KVSpec)
     reasoning: ReasoningSpec | None = None
     generation_defaults: bool = True
+    weights: str = "float"
 
     def __post_init__(self) -> None:
         for name, kind in (("model", str), ("device", str), ("generation_defaults", bool)):
@@ -60,6 +64,10 @@ class ModelSpec:
             raise ValueError(f"reasoning must be a ReasoningSpec or None, not {self.reasoning!r}")
         if self.dtype not in ("auto", "float32", "bfloat16"):
             raise ValueError(f"dtype must be auto, float32 or bfloat16, not {self.dtype!r}")
+        if not isinstance(self.weights, str) or self.weights not in WEIGHT_FORMATS:
+            raise ValueError(
+                f"weights must be one of {', '.join(WEIGHT_FORMATS)}, not {self.weights!r}"
+            )
         if not isinstance(self.kv, KVSpec):
             raise ValueError(f"kv must be a KVSpec, not {self.kv!r}")
 

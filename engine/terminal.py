@@ -214,12 +214,14 @@ def _model_rows(spec: ModelSpec, checkpoint: Checkpoint) -> Rows:
     c, g = checkpoint.config, checkpoint.generation
     tokenizer = build.load_tokenizer(checkpoint)
     markers = build.markers_for(spec.reasoning, tokenizer)
+    dtype = build.dtype_of(spec.dtype, torch.device(build.device_of(spec.device)))
     yield "model", checkpoint.source
     yield (
         "shape",
         f"{c.family}, {c.layers} layers, hidden {c.hidden_size}, {c.q_heads} query and "
         f"{c.kv_heads} kv heads of {c.head_dim}, vocabulary {c.vocab_size}",
     )
+    yield "weights", f"{spec.weights}, held in {str(dtype).removeprefix('torch.')}"
     yield "context", f"{c.max_positions} tokens, rope {c.rope.kind} (theta {c.rope.theta:g})"
     ends = ", ".join(f"{i} {tokenizer.token_bytes(i).decode()!r}" for i in g.eos_ids)
     yield "end of sequence", ends or "none named"

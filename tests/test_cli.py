@@ -180,6 +180,9 @@ def test_info(taut: Run, folder: str) -> None:
         "full cache",
     ):
         assert words in done.out
+    assert "float, held in float32" in done.out
+    done = taut("info", "--weights", "rtn4", "--dtype", "bfloat16")
+    assert "rtn4, held in bfloat16" in done.out
     done = taut("info", "--kv-policy", "snapkv", "--kv-budget", "64", "--no-generation-defaults")
     assert "SnapKV" in done.out
     assert "budget 64" in done.out
@@ -199,6 +202,7 @@ def test_info(taut: Run, folder: str) -> None:
         (("--stop", "", "Hi"), "stop must hold non-empty strings"),
         (("--thinking-budget", "-1", "Hi"), "thinking_token_budget must be at least 0"),
         (("--dtype", "int8", "Hi"), "dtype must be auto, float32 or bfloat16"),
+        (("--weights", "rtn9", "Hi"), "weights must be one of float, rtn8"),
         (("--max-model-len", "100000", "Hi"), "above the model's own 512"),
         (("--kv-policy", "vase(sinks=4)", "--kv-budget", "64", "Hi"), "no KV policy 'vase'"),
         (("--kv-policy", "snapkv(sinks=99)", "--kv-budget", "64", "Hi"), "99 sinks"),

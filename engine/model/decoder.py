@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.model.architecture import DecoderConfig
+from engine.model.quantize import Rounding, as_stored
 from engine.model.rope import Rope, rotate
 from engine.model.tensors import Tensors
 from engine.model.weights import Dense, Weight
@@ -83,9 +84,14 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device | str,
         prefer: Sequence[str] = (),
+        rounding: Rounding = as_stored,
     ) -> Decoder:
-        """`dtype` float32 or bfloat16; `prefer` names linear backends to ask first."""
-        return _Loader(checkpoint, dtype, torch.device(device), prefer).decoder()
+        """`dtype` float32 or bfloat16; `prefer` names linear backends to ask first.
+
+        `rounding` is for the matrices of attention and MLP. Embedding, LM head, norms and biases
+        keep their values, as is usual where weights alone are quantised.
+        """
+        return _Loader(checkpoint, dtype, torch.device(device), prefer, rounding).decoder()
 
     def forward(self, ids: Tensor, ctx: StepContext) -> Tensor:
         """ids [T] int64 -> final-normed hidden states [T, E]."""
@@ -133,6 +139,7 @@ class _Loader:
         dtype: torch.dtype,
         device: torch.device,
         prefer: Sequence[str],
+        rounding: Rounding,
     ) -> None:
         if dtype not in (torch.float32, torch.bfloat16):
             raise ValueError(f"dtype must be torch.float32 or torch.bfloat16, not {dtype}")
@@ -141,6 +148,7 @@ class _Loader:
         self.dtype = dtype
         self.device = device
         self.prefer = prefer
+        self.rounding = rounding
         self.sizes: list[int] = []  # bytes of each tensor
 
     def decoder(self) -> Decoder:
@@ -171,7 +179,9 @@ class _Loader:
 
     def _stack(self, prefix: str, outs: dict[str, int], ins: int, *, bias: bool) -> Weight:
         """Several projections of one input as one weight, rows in the order of `outs`."""
-        weights = [self._tensor(f"{prefix}{n}.weight", out, ins) for n, out in outs.items()]
+        weights = [
+            self.rounding(self._tensor(f"{prefix}{n}.weight", out, ins)) for n, out in outs.items()
+        ]
         biases = [self._tensor(f"{prefix}{n}.bias", out) for n, out in outs.items() if bias]
         return Dense(torch.cat(weights), torch.cat(biases) if bias else None, self.prefer)
 

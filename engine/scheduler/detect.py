@@ -8,8 +8,10 @@ finished output takes that token off first.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import NamedTuple
 
 
@@ -56,22 +58,27 @@ def find_loop(tokens: Sequence[int], spec: LoopSpec = _DEFAULT) -> Loop | None:
     return None if period is None else Loop(_start(tokens, period, spec), period)
 
 
+@cache
+def _shortest_repeat(spec: LoopSpec) -> int:
+    """How many last tokens any loop repeats one period before."""
+    return min(spec.needs(period) - period for period in range(1, spec.max_period + 1))
+
+
 def _period(tokens: Sequence[int], spec: LoopSpec) -> int | None:
-    """The smallest period of a loop at the end. Only distances at which the last token stood
-    before can be one, and nearly all of those fail at the cycle's far end already."""
-    back = list(tokens[: -spec.needs(spec.max_period) - 1 : -1])  # the end, last token first
-    if len(back) < spec.least_tokens:
+    """The smallest period of a loop at the end: the end read backwards, as bytes, because a search
+    for where its first tokens come again leaves few periods to try."""
+    if len(tokens) < spec.least_tokens:
         return None
+    back = array("q", tokens[: -spec.needs(spec.max_period) - 1 : -1])
+    data, width, repeat = back.tobytes(), back.itemsize, _shortest_repeat(spec)
     longest = min(spec.max_period, len(back) // spec.copies)
-    period = 0
-    while True:
-        try:
-            period = back.index(back[0], period + 1, longest + 1)
-        except ValueError:
-            return None
-        end = spec.needs(period)
-        if back[end - 1] == back[end - 1 - period] and back[period:end] == back[: end - period]:
+    head, last, at = data[: width * repeat], width * (longest + repeat), 0
+    while (at := data.find(head, at + 1, last)) > 0:
+        period, inside_a_token = divmod(at, width)
+        end = width * spec.needs(period)
+        if not inside_a_token and data[at:end] == data[: end - at]:
             return period
+    return None
 
 
 def _start(tokens: Sequence[int], period: int, spec: LoopSpec) -> int:
@@ -90,7 +97,7 @@ class LoopDetector:
 
     def __init__(self, spec: LoopSpec = _DEFAULT) -> None:
         self._spec = spec
-        self._fed: list[int] = []
+        self._fed = array("q")
         self._found: Loop | None = None  # by the last check; its start needn't be sought again
 
     def feed(self, token: int) -> Loop | None:
@@ -120,5 +127,5 @@ class LoopDetector:
     def fork(self) -> LoopDetector:
         """A detector that has seen the same tokens and goes its own way."""
         twin = LoopDetector(self._spec)
-        twin._fed, twin._found = self._fed.copy(), self._found
+        twin._fed, twin._found = self._fed[:], self._found
         return twin

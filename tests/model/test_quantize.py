@@ -1,0 +1,147 @@
+"""Rounded weights: against the definition group by group, and what of a model they touch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.build import load_model
+from engine.config import ModelSpec
+from engine.model.decoder import Decoder
+from engine.model.quantize import WEIGHT_FORMATS, round_to_nearest
+from tests import oracle
+from tests.model.test_decoder import alone, random_ids
+from tests.tiny import tiny_checkpoint, write_folder
+
+
+def matrix(out: int, ins: int, around: float = 0.0) -> Tensor:
+    return around + torch.randn(out, ins, generator=torch.Generator().manual_seed(out + ins))
+
+
+def grid_of(values: list[float], bits: int) -> tuple[float, int]:
+    """Step and zero point."""
+    low, high = min(*values, 0.0), max(*values, 0.0)
+    step = (high - low) / (2**bits - 1) or 1.0
+    return step, round(-low / step)
+
+
+def by_definition(weight: Tensor, bits: int, group: int) -> Tensor:
+    rows = []
+    for row in weight.tolist():
+        rounded = []
+        for start in range(0, len(row), group):
+            step, zero = grid_of(row[start : start + group], bits)
+            for value in row[start : start + group]:
+                point = min(max(round(value / step) + zero, 0), 2**bits - 1)
+                rounded.append((point - zero) * step)
+        rows.append(rounded)
+    return torch.tensor(rows)
+
+
+@pytest.mark.parametrize("around", [0.0, 5.0, -5.0])
+@pytest.mark.parametrize(("ins", "group"), [(64, 32), (70, 32), (20, 32), (9, 4)])
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_is_the_definition(bits: int, ins: int, group: int, around: float) -> None:
+    weight = matrix(5, ins, around)
+    rounded = round_to_nearest(weight, bits, group)
+    torch.testing.assert_close(rounded, by_definition(weight, bits, group), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_a_group_has_few_values_and_half_a_step_of_error(bits: int) -> None:
+    weight = matrix(40, 32)
+    for before, after in zip(weight, round_to_nearest(weight, bits), strict=True):
+        step, _ = grid_of(before.tolist(), bits)
+        assert after.unique().numel() <= 2**bits
+        assert (before - after).abs().max() <= step / 2 * 1.0001
+    assert (weight - round_to_nearest(weight, bits)).abs().max() > 1e-4, "it rounds"
+
+
+def test_groups_are_neighbouring_columns_of_one_row() -> None:
+    weight = matrix(3, 70)
+    changed = weight.clone()
+    changed[1, 40] = 100.0
+    differs = round_to_nearest(changed, 3) != round_to_nearest(weight, 3)
+    assert differs[1, 32:64].any()
+    differs[1, 32:64] = False
+    assert not differs.any()
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_rounding_again_changes_nothing(bits: int) -> None:
+    once = round_to_nearest(matrix(20, 70), bits)
+    torch.testing.assert_close(round_to_nearest(once, bits), once)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_zeros_and_groups_of_one_value_keep_it(dtype: torch.dtype) -> None:
+    weight = torch.tensor([0.0, 0.3, -1.7, 1e-30, 3e4], dtype=dtype)[:, None].repeat(1, 40)
+    rounded = round_to_nearest(weight, 3)
+    assert rounded.dtype == dtype
+    torch.testing.assert_close(rounded, weight, rtol=1e-6, atol=0.0)
+    mixed = matrix(20, 32, around=2.0)
+    mixed[:, ::3] = 0.0
+    assert (round_to_nearest(mixed, 2)[:, ::3] == 0).all()
+
+
+def test_the_given_tensor_is_left_alone() -> None:
+    weight = matrix(4, 64)
+    before = weight.clone()
+    round_to_nearest(weight, 2)
+    assert torch.equal(weight, before)
+
+
+@pytest.mark.parametrize(
+    ("weight", "bits", "group", "words"),
+    [
+        (torch.ones(2, 2), 1, 32, "bits must be from 2 to 8, not 1"),
+        (torch.ones(2, 2), 9, 32, "bits must be from 2 to 8, not 9"),
+        (torch.ones(2, 2), 4, 0, "group must be at least 1, not 0"),
+        (torch.ones(2), 4, 32, "weight must be a float matrix"),
+        (torch.ones(2, 2, dtype=torch.int8), 4, 32, "weight must be a float matrix"),
+    ],
+)
+def test_refused_in_words(weight: Tensor, bits: int, group: int, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        round_to_nearest(weight, bits, group)
+
+
+def load(folder: Path, weights: str) -> Decoder:
+    return load_model("main", ModelSpec(str(folder), device="cpu", weights=weights), ()).decoder
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "mistral"])  # biases; norms; an untied head
+def test_only_the_layers_matrices_are_rounded(family: str, tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint(family)
+    folder = write_folder(tmp_path / "model", checkpoint.config, checkpoint.tensors)
+    tensors = {
+        name: by_definition(tensor, 2, 32) if name.endswith("_proj.weight") else tensor
+        for name, tensor in checkpoint.tensors.items()
+    }
+    ids = random_ids(30)
+    truth = oracle.logits(checkpoint.config, tensors, ids)
+    plain = oracle.logits(checkpoint.config, checkpoint.tensors, ids)
+    assert (truth - plain).abs().max() > 0.1
+    torch.testing.assert_close(alone(load(folder, "rtn2"), ids), truth, rtol=1e-4, atol=1e-4)
+
+
+def test_float_is_bit_for_bit_what_it_was(tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint("qwen2")
+    folder = write_folder(tmp_path / "model", checkpoint.config, checkpoint.tensors)
+    ids = random_ids(30)
+    before = Decoder.load(checkpoint, dtype=torch.float32, device="cpu")
+    assert torch.equal(alone(load(folder, "float"), ids), alone(before, ids))
+
+
+def test_more_bits_are_nearer(tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint("llama")
+    folder = write_folder(tmp_path / "model", checkpoint.config, checkpoint.tensors)
+    ids = random_ids(30)
+    logits = {name: alone(load(folder, name), ids) for name in WEIGHT_FORMATS}
+    assert list(logits) == ["float", *(f"rtn{bits}" for bits in range(8, 1, -1))]
+    errors = [(logits[name] - logits["float"]).std().item() for name in logits]
+    assert errors == sorted(errors)
+    assert 0 < errors[1] < 0.03 * logits["float"].std()
