@@ -43,7 +43,7 @@ ACCURACY = (
     ),
     Figure(
         "right",
-        "Right samples of those graded, and the problems that they belong to.",
+        "Right samples, of those graded.",
         lambda s: f"{s.right:,} of {graded(s):,}",
     ),
     Figure("problems", "Different questions.", lambda s: f"{s.problems:,}"),
@@ -173,7 +173,8 @@ def _ratio(ratio: Ratio) -> str:
 COMPARED_ACCURACY = (
     Compared(
         "pairs",
-        "Samples of the same problem and seed that both runs graded; all that follows is on these.",
+        "Samples of the same problem and seed that both runs graded. Differences of accuracy and "
+        "length are on these; speed and anatomy are of each run's whole task.",
         lambda t: f"{t.pairs:,} (+ {t.unpaired:,} unpaired)",
     ),
     Compared(
@@ -183,7 +184,8 @@ COMPARED_ACCURACY = (
     ),
     Compared(
         "difference (95 % interval)",
-        "Run minus base, in percentage points. An interval that holds 0 shows no difference.",
+        "Run minus base, in percentage points. An interval that holds 0 is no "
+        "evidence of a difference.",
         lambda t: units.points_range(t.accuracy_difference, t.accuracy_difference_ci),
         lambda c: units.points_range(c.accuracy_difference, c.accuracy_difference_ci),
     ),

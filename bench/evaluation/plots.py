@@ -121,19 +121,18 @@ def _point(axes: Axes, summary: Summary, x: float, label: str, style: str) -> No
 
 def chain_plot(runs: Sequence[Run], task: str, prefix: str) -> Plot:
     """Chain lengths of one task: a histogram for each run, all on one axis of tokens."""
-    chains = {run.name: _chains(run, task) for run in runs if task in run.tasks}
-    limits = {run.name: run.settings.get("max_tokens") for run in runs}
+    chains = [(run, _chains(run, task)) for run in runs if task in run.tasks]
     title = f"Chain lengths: {task}"
-    longest = max((s.thinking_tokens for samples in chains.values() for s in samples), default=None)
+    longest = max((s.thinking_tokens for _, samples in chains for s in samples), default=None)
     if longest is None:
         return Plot(title, None, "No sample finished.")
-    end = max(longest, *(limits[name] or 0 for name in chains), 1)
+    end = max(longest, *(_limit(run) or 0 for run, _ in chains), 1)
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(7.2, 0.9 + 1.6 * len(chains)), layout="constrained")
         grid = figure.subplots(len(chains), sharex=True, squeeze=False)[:, 0]
-        for axes, (name, samples) in zip(grid, chains.items(), strict=True):
-            _histogram(axes, samples, end, limits[name])
-            axes.set_title(_printable(name), loc="left", fontsize=10)
+        for axes, (run, samples) in zip(grid, chains, strict=True):
+            _histogram(axes, samples, end, _limit(run))
+            axes.set_title(_printable(run.name), loc="left", fontsize=10)
             axes.set_ylabel("samples")
         grid[-1].set_xlabel("chain (tokens)")
         handles, labels = grid[0].get_legend_handles_labels()
@@ -149,6 +148,11 @@ def _chains(run: Run, task: str) -> list[Sample]:
     return [s for s in run.samples if s.task == task and s.verdict != "error"]
 
 
+def _limit(run: Run) -> int | None:
+    limit = run.settings.get("max_tokens")
+    return limit if isinstance(limit, int) else None
+
+
 def _histogram(axes: Axes, samples: Sequence[Sample], end: int, limit: int | None) -> None:
     kinds = {
         "right": ("#0072b2", [s.thinking_tokens for s in samples if s.right]),
@@ -159,7 +163,7 @@ def _histogram(axes: Axes, samples: Sequence[Sample], end: int, limit: int | Non
     axes.hist(
         lengths, bins=_BINS, range=(0, end), stacked=True, color=colors, label=list(kinds), rwidth=1
     )
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
     axes.set_xlim(0, end * 1.02)
     if limit is not None:
         axes.axvline(limit, color=_INK, linestyle="--", linewidth=1, label="limit")
