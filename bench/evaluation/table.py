@@ -1,0 +1,61 @@
+"""The final table on stdout: a few narrow tables, a row for each task."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from bench.evaluation import figures
+from bench.evaluation.records import Comparison, Run
+
+_NAME_WIDTH = 14
+
+
+def summary_table(run: Run) -> Group:
+    """Accuracy, lengths, endings and cost of each task, and of all pooled if there are several."""
+    summaries = dict(run.tasks)
+    if len(summaries) > 1:
+        summaries["all tasks"] = run.summary
+    parts: list[RenderableType] = [Text(run.name, style="bold")]
+    for group in figures.GROUPS.values():
+        rows = ([name, *(f.show(summary) for f in group)] for name, summary in summaries.items())
+        parts.append(_table([figure.name for figure in group], rows))
+    parts.append(Text(f"Chain: {run.chain_rule}"))
+    return Group(*parts)
+
+
+def comparison_table(
+    comparisons: Sequence[Comparison], mismatches: Mapping[str, Sequence[str]]
+) -> Group:
+    """Each run beside its base. `mismatches`: by run name, what else differs from the base."""
+    parts: list[RenderableType] = []
+    for comparison in comparisons:
+        title = f"{comparison.run_name} beside {comparison.base_name} (base)"
+        parts.append(Text(title, style="bold"))
+        notes = mismatches.get(comparison.run_name, ())
+        parts += [Text(f"! {note}", style="yellow") for note in notes]
+        parts += [_compared(comparison, group) for group in figures.COMPARED_GROUPS.values()]
+    return Group(*parts)
+
+
+def _compared(comparison: Comparison, group: Sequence[figures.Compared]) -> Table:
+    rows = [[task.task, *(f.show(task) for f in group)] for task in comparison.tasks]
+    overall = [f.overall(comparison) for f in group]
+    if len(rows) > 1 and any(overall):
+        rows.append(["all tasks", *overall])
+    return _table([figure.name for figure in group], rows)
+
+
+def _table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("task", overflow="fold", min_width=8)
+    for name in names:
+        table.add_column(textwrap.fill(name, _NAME_WIDTH), no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table

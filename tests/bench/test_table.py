@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console, RenderableType
+
+from bench.evaluation import figures
+from bench.evaluation.table import comparison_table, summary_table
+from tests.bench import synthetic
+
+TASKS = ("gsm8k", "reasoning-gym/countdown")
+
+
+def rendered(table: RenderableType, width: int) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_every_figure_of_a_run_is_whole(width: int) -> None:
+    text = rendered(summary_table(synthetic.run("[b]full", tasks=TASKS)), width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    assert "[b]full" in text
+    assert "tokens between the thinking markers" in text
+    for group in figures.GROUPS.values():
+        for figure in group:
+            assert text.count(figure.show(synthetic.SUMMARY)) >= 3, figure.name
+    for shown in (
+        "55.6 % (26.7 to 81.1 %)",
+        "12,345 / 11,222 / 32,111 tokens",
+        "1,234 tok/s",
+        "32.1 GB·s",
+        "123 GB",
+        "11.1 %",
+    ):
+        assert text.count(shown) == 3, shown  # two tasks, and both pooled
+
+
+def test_one_task_has_no_pooled_row() -> None:
+    assert "all tasks" not in rendered(summary_table(synthetic.run()), 100)
+
+
+def test_figures_that_nobody_knows_are_said_to_be_missing() -> None:
+    text = rendered(summary_table(synthetic.run(summary=synthetic.SERVER)), 100)
+    assert "n/a" in text
+    assert "None" not in text
+    assert "nan" not in text
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_every_figure_of_a_comparison_is_whole(width: int) -> None:
+    base, run = synthetic.run(tasks=TASKS), synthetic.run("[b]int4", tasks=TASKS)
+    compared = synthetic.comparison(base, run)
+    text = rendered(comparison_table([compared], {"[b]int4": ["dtype: bf16, not f32"]}), width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    assert "[b]int4 beside full (base)" in text
+    assert "dtype: bf16, not f32" in text
+    for group in figures.COMPARED_GROUPS.values():
+        for figure in group:
+            for line in figure.show(compared.tasks[0]).splitlines():
+                assert text.count(line) >= 2, figure.name
+            for line in figure.overall(compared).splitlines():
+                assert line in text, figure.name
+    for shown in (
+        "-1.1 points (-4.2 to +2.1)",
+        "(1.10 to 1.40x)",
+        "150 pairs",
+        "1.22x",
+        "→ 25.3 %",
+    ):
+        assert shown in text, shown
