@@ -6,8 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from bench.evaluation.records_json import read_run
-from bench.evaluation.show import show
+from bench.evaluation.show import read_run, show
 
 
 def main() -> None:

@@ -23,16 +23,17 @@ from typing import Any
 from bench.evaluation import problems
 from bench.evaluation.backend import Backend, Sampling
 from bench.evaluation.grading import Grading
+from bench.evaluation.intervals import wilson
 from bench.evaluation.live import Live
 from bench.evaluation.records import Problem, Run
-from bench.evaluation.records_json import read_run, to_json
+from bench.evaluation.records_json import to_json
 from bench.evaluation.runner import Plan, digest_of, measure
-from bench.evaluation.show import show
+from bench.evaluation.show import read_run, show
 from bench.evaluation.store import Store
 from bench.evaluation.summary import summarise
 from bench.options import add_engine_options
 
-ENGINE_OPTIONS = ("dtype", "max_num_seqs", "max_batched_tokens")
+ENGINE_OPTIONS = ("dtype", "weights", "max_num_seqs", "max_batched_tokens")
 ENGINE_OPTIONS += ("kv_policy", "kv_budget", "kv_window")
 
 
@@ -56,7 +57,12 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         metavar="FILE",
         help="JSONL or data set of each gsm8k or math, in their order",
     )
-    asked.add_argument("--limit", type=int, help="problems of each task, from its beginning")
+    asked.add_argument(
+        "--limit",
+        action="append",
+        type=int,
+        help="problems from the beginning of each task; once for all tasks, or once a task",
+    )
     asked.add_argument("--instruction", help="instead of: reason step by step, answer in \\boxed{}")
     asked.add_argument("--system", help="a system message")
     drawn = parser.add_argument_group("how it is sampled")
@@ -95,9 +101,9 @@ def main() -> None:
 
 def check(args: argparse.Namespace) -> None:
     """What can be refused before anything is loaded."""
-    for name in ("limit", "max_tokens", "samples", "concurrency"):
+    for name in ("max_tokens", "samples", "concurrency"):
         value = getattr(args, name)
-        if value is not None and value < 1:
+        if value < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
     if args.samples > 1 and args.temperature == 0:
         raise ValueError(
@@ -111,14 +117,19 @@ def check(args: argparse.Namespace) -> None:
 
 def load_tasks(args: argparse.Namespace) -> dict[str, list[Problem]]:
     """Problems by task; sources go to the tasks that read one, in order."""
-    sources = list(args.problems)
-    tasks = {}
-    for task in args.task:
+    sources, tasks = list(args.problems), {}
+    limits = args.limit or [None]
+    if len(limits) not in (1, len(args.task)):
+        raise ValueError(
+            f"{len(limits)} --limit for {len(args.task)} --task: give one, or one each"
+        )
+    limits = limits * len(args.task) if len(limits) == 1 else limits
+    for task, limit in zip(args.task, limits, strict=True):
         if task in tasks:
             raise ValueError(f"--task {task} is given twice")
         reads = problems.parse_task(task).generator is None
         source = sources.pop(0) if sources and reads else None
-        tasks[task] = problems.load(task, source, args.limit, args.seed)
+        tasks[task] = problems.load(task, source, limit, args.seed)
     if sources:
         raise ValueError(f"--problems {sources[0]}: no --task reads it")
     return tasks
@@ -141,7 +152,7 @@ def execute(args: argparse.Namespace, tasks: Mapping[str, Sequence[Problem]]) ->
         backend = backend_of(args)
         stack.callback(backend.close)
         grading = stack.enter_context(Grading())
-        with Live() as live:
+        with Live(lambda right, graded: wilson(right / graded, graded)) as live:
             measure(plan, backend, grading, store, live)
         run = run_of(args, store, backend)
         store.finish(to_json(run))

@@ -44,6 +44,7 @@ def compare(base: Run, run: Run) -> Comparison:
     return Comparison(
         base_name=base.name,
         run_name=run.name,
+        mismatches=tuple(mismatches(base, run)),
         tasks=tasks,
         inflation=_mean_told(task.inflation.ratio for task in tasks),
         inflation_ci=mean_of_ratios_interval(_told_sums(pairs.values())),

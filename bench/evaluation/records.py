@@ -28,7 +28,7 @@ class Problem:
     task: str
     question: str  # as it is asked, without the instruction
     answer: str  # the final answer alone
-    grader: str  # a name of grading.GRADERS
+    grader: str  # a name of graders.GRADERS
     entry: Mapping[str, Any] | None = None  # what a reasoning-gym scorer reads; JSON
 
 
@@ -143,7 +143,7 @@ class Usage:
 class Summary:
     """A task's figures, or a whole run's (samples of all tasks pooled).
 
-    Token figures are over all samples that didn't crash. Shares are of the same; None where the
+    `samples` counts those that didn't crash; token figures and shares are over them, None where the
     backend or the model has no such thing. `right`, `accuracy` and its interval are over graded
     samples, a problem's samples averaged first.
     """
@@ -238,6 +238,7 @@ class Comparison:
 
     base_name: str
     run_name: str
+    mismatches: tuple[str, ...]  # what else differs and makes it unfair, in words
     tasks: tuple[TaskComparison, ...]
     inflation: float | None
     inflation_ci: Interval | None

@@ -27,16 +27,10 @@ TEXT_CHARS = 4000  # of a chain or an answer
 Rows = list[tuple[str, list[str]]]
 
 
-def write_report(
-    path: Path | str,
-    runs: Sequence[Run],
-    comparisons: Sequence[Comparison],
-    mismatches: Mapping[str, Sequence[str]],
-) -> None:
+def write_report(path: Path | str, runs: Sequence[Run], comparisons: Sequence[Comparison]) -> None:
     """Write the report of `runs`, of which `comparisons` set some beside their base.
 
-    `mismatches`: by run name, what else differs between a run and its base, in words. The limit in
-    the plots of chain lengths is a run's `settings["max_tokens"]`.
+    The limit in the plots of chain lengths is a run's `settings["max_tokens"]`.
 
     ValueError: no runs.
     """
@@ -61,7 +55,6 @@ def write_report(
         anatomy=figures.ANATOMY,
         comparisons=comparisons,
         compared_groups=figures.COMPARED_GROUPS,
-        mismatches=mismatches,
         plots=[(plot, Markup(plot.svg or "")) for plot in plots],
         failures=[(run.name, _failures(run)) for run in runs],
         worst=[(run.name, worst(run.samples)) for run in runs],

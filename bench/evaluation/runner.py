@@ -50,7 +50,7 @@ class Grades(Protocol):
 class View(Protocol):
     """Shows a run as it goes."""
 
-    def begin(self, task: str, total: int, done: Sequence[Sample]) -> None: ...
+    def begin(self, task: str, total: int, done: int) -> None: ...
     def show(self, sample: Sample) -> None: ...
 
 
@@ -64,7 +64,7 @@ def measure(plan: Plan, backend: Backend, grading: Grades, store: Store, view: V
     """Make what the store doesn't have yet; the tasks one after the other."""
     for task, problems in plan.tasks.items():
         done = [sample for sample in store.samples if sample.task == task]
-        view.begin(task, len(problems) * plan.samples, done)
+        view.begin(task, len(problems) * plan.samples, len(done))
         _Task(plan, problems, {sample.key for sample in done}).run(backend, grading, store, view)
 
 

@@ -1,25 +1,35 @@
-"""A finished run, and runs to compare it with: tables on the terminal, a report in a file."""
+"""Finished runs: read from their files, shown as tables on the terminal and in a report."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from bench.evaluation.compare import compare, mismatches
+from bench.evaluation.compare import compare
 from bench.evaluation.records import Run
+from bench.evaluation.records_json import from_json
 from bench.evaluation.table import comparison_table, summary_table
 
 
+def read_run(path: Path) -> Run:
+    """ValueError: the file holds no run."""
+    try:
+        return from_json(json.loads(path.read_text(encoding="utf-8")), str(path))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} isn't a record of a run: {error}") from None
+
+
 def show(run: Run, bases: Sequence[Run], report: Path | None) -> None:
+    """ValueError: a base that shares no sample with the run."""
     comparisons = [compare(base, run) for base in bases]
-    unfair = {base.name: mismatches(base, run) for base in bases}
     console = Console()
     console.print(summary_table(run))
     if comparisons:
-        console.print(comparison_table(comparisons, unfair))
+        console.print(comparison_table(comparisons))
     if report is not None:
         from bench.evaluation.report import write_report  # matplotlib takes a second to import
 
-        write_report(report, [run, *bases], comparisons, unfair)
+        write_report(report, [run, *bases], comparisons)

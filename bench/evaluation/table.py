@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -29,16 +29,13 @@ def summary_table(run: Run) -> Group:
     return Group(*parts)
 
 
-def comparison_table(
-    comparisons: Sequence[Comparison], mismatches: Mapping[str, Sequence[str]]
-) -> Group:
-    """Each run beside its base. `mismatches`: by run name, what else differs from the base."""
+def comparison_table(comparisons: Sequence[Comparison]) -> Group:
+    """Each run beside its base."""
     parts: list[RenderableType] = []
     for comparison in comparisons:
         title = f"{comparison.run_name} beside {comparison.base_name} (base)"
         parts.append(Text(title, style="bold"))
-        notes = mismatches.get(comparison.run_name, ())
-        parts += [Text(f"! {note}", style="yellow") for note in notes]
+        parts += [Text(f"! {note}", style="yellow") for note in comparison.mismatches]
         parts += [_compared(comparison, group) for group in figures.COMPARED_GROUPS.values()]
     return Group(*parts)
 
