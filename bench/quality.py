@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,10 @@ from bench.evaluation.show import read_run, show
 from bench.evaluation.store import Store
 from bench.evaluation.summary import summarise
 from bench.options import add_engine_options
+from engine.request import SamplingParams
 
-ENGINE_OPTIONS = ("dtype", "weights", "max_num_seqs", "max_batched_tokens")
-ENGINE_OPTIONS += ("kv_policy", "kv_budget", "kv_window")
+ENGINE_OPTIONS = ["dtype", "weights", "max_num_seqs", "max_batched_tokens"]
+ENGINE_OPTIONS += ["kv_policy", "kv_budget", "kv_window"]
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -101,10 +103,11 @@ def main() -> None:
 
 def check(args: argparse.Namespace) -> None:
     """What can be refused before anything is loaded."""
-    for name in ("max_tokens", "samples", "concurrency"):
+    SamplingParams(**asdict(sampling_of(args)))
+    for name in ("samples", "concurrency"):
         value = getattr(args, name)
         if value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+            raise ValueError(f"--{name} must be at least 1, not {value}")
     if args.samples > 1 and args.temperature == 0:
         raise ValueError(
             f"--samples {args.samples} at --temperature 0 are all the same: give a temperature"
@@ -113,6 +116,10 @@ def check(args: argparse.Namespace) -> None:
         path = getattr(args, name)
         if path is not None and not path.resolve().parent.is_dir():
             raise ValueError(f"--{name} {path}: there is no folder {path.parent}")
+
+
+def sampling_of(args: argparse.Namespace) -> Sampling:
+    return Sampling(**{field.name: getattr(args, field.name) for field in fields(Sampling)})
 
 
 def load_tasks(args: argparse.Namespace) -> dict[str, list[Problem]]:
@@ -137,18 +144,16 @@ def load_tasks(args: argparse.Namespace) -> dict[str, list[Problem]]:
 
 def execute(args: argparse.Namespace, tasks: Mapping[str, Sequence[Problem]]) -> Run:
     """Measure, from where the record stands; write the run where `--json` says."""
-    drawn = ("max_tokens", "temperature", "top_p", "top_k", "repetition_penalty", "seed")
     plan = Plan(
         tasks=tasks,
         samples=args.samples,
-        sampling=Sampling(**{name: getattr(args, name) for name in drawn}),
+        sampling=sampling_of(args),
         instruction=args.instruction,
         system=args.system,
     )
     with ExitStack() as stack:
         target = args.json or Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run"
-        store = Store(target, settings_of(args, tasks))
-        stack.callback(store.close)
+        store = stack.enter_context(Store(target, settings_of(args, tasks)))
         backend = backend_of(args)
         stack.callback(backend.close)
         grading = stack.enter_context(Grading())

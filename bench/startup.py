@@ -15,7 +15,6 @@ import time
 from typing import Any
 
 from bench.common import (
-    add_engine_options,
     environment,
     fixed_length,
     make_engine,
@@ -23,6 +22,7 @@ from bench.common import (
     spread,
     write_json,
 )
+from bench.options import add_engine_options, add_output_option
 
 PROMPT = "The capital of France is"
 
@@ -30,6 +30,7 @@ PROMPT = "The capital of France is"
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     add_engine_options(parser)
+    add_output_option(parser)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()

@@ -23,9 +23,9 @@ async def serving(config: EngineConfig, **options: Any) -> AsyncIterator[AsyncEn
     engine = AsyncEngine(config, **options)
     yield engine
     await empty(engine)
-    scheduler, kv = engine.stats()
-    assert (scheduler.running, scheduler.waiting) == (0, 0)
-    assert kv["main"].used_pages == 0
+    stats = engine.stats()
+    assert (stats.scheduler.running, stats.scheduler.waiting) == (0, 0)
+    assert stats.kv["main"].used_pages == 0
     assert not engine._live
     assert not engine.engine._requests
     engine.engine.check()

@@ -34,8 +34,10 @@ class Backend(Protocol):
     """Makes samples. What fails for one sample is that sample's Generation, with finish_reason
     "error" and the words in `error`; the others go on."""
 
-    chain_rule: str
-    """In words: what counts as the chain."""
+    @property
+    def chain_rule(self) -> str:
+        """In words: what counts as the chain."""
+        ...
 
     def run(self, asks: Iterable[Ask]) -> Iterator[tuple[Ask, Generation]]:
         """In the order in which they finish; asks are pulled as there is room for them."""

@@ -87,19 +87,22 @@ class _Task:
 
     def run(self, backend: Backend, grading: Grades, store: Store, view: View) -> None:
         before = backend.usage()
-        for ask, made in backend.run(self._asks()):
-            graded = None if made.error else grading.submit(made.text, self._problem(ask))
-            self._grading.append((ask, made, graded))
-            now = backend.usage()
-            for sample in self._finished(wait=False):
+
+        def record(*, wait: bool) -> None:
+            nonlocal before
+            for sample in self._finished(wait=wait):
+                now = backend.usage()
                 store.add(sample, difference(now, before))
                 before = now
                 view.show(sample)
-        now = backend.usage()
-        for sample in self._finished(wait=True):
-            store.add(sample, difference(now, before))
-            before = now
-            view.show(sample)
+
+        try:
+            for ask, made in backend.run(self._asks()):
+                graded = None if made.error else grading.submit(made.text, self._problem(ask))
+                self._grading.append((ask, made, graded))
+                record(wait=False)
+        finally:
+            record(wait=True)  # what was made isn't lost if the run is interrupted
 
     def _problem(self, ask: Ask) -> Problem:
         return self._problems[ask.key[1]]

@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, TextIO
 
 from bench.evaluation.records import Sample, Usage
 from bench.evaluation.records_json import (
@@ -21,7 +21,7 @@ from bench.evaluation.records_json import (
 
 
 class Store:
-    """Samples that are done and what they took, on disk as they come.
+    """Samples that are done and what they took, on disk as they come; a context manager.
 
     ValueError: the record there is of a run with other settings, or is no record.
     """
@@ -37,21 +37,21 @@ class Store:
             raise ValueError(f"--json {target}: there is no folder {target.parent}")
         if self._path.exists():
             self._read()
-        self._file = self._path.open("a", encoding="utf-8")
-        if not self._path.stat().st_size:
-            self._write({"settings": self.settings})
+        self._file: TextIO | None = None
 
     def _read(self) -> None:
         raw = self._path.read_bytes()
         complete = raw[: raw.rfind(b"\n") + 1]  # a line that was cut short is done again
-        os.truncate(self._path, len(complete))
-        head, *lines = complete.decode().splitlines() or ["{}"]
-        if lines or complete:
-            self._check(json.loads(head).get("settings"))
-        for line in map(json.loads, lines):
-            self.samples.append(sample_from_json(line["sample"]))
-            self.usages.append((line["sample"]["task"], usage_from_json(line["usage"])))
+        head, *lines = complete.decode().splitlines() or [""]
+        if head:
+            self._check(_settings(head))
+        for number, line in enumerate(lines, 2):
+            where, held = f"{self._path}:{number}", json.loads(line)
+            sample = sample_from_json(held.get("sample"), where)
+            self.samples.append(sample)
+            self.usages.append((sample.task, usage_from_json(held.get("usage"), where)))
         self.resumed = len(self.samples)
+        os.truncate(self._path, len(complete))
 
     def _check(self, theirs: Mapping[str, Any] | None) -> None:
         if theirs is None:
@@ -75,6 +75,10 @@ class Store:
         self._write({"sample": sample_to_json(sample), "usage": usage_to_json(usage)})
 
     def _write(self, line: dict[str, Any]) -> None:
+        if self._file is None:
+            self._file = self._path.open("a", encoding="utf-8")
+            if not self._path.stat().st_size:
+                self._write({"settings": self.settings})
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
 
@@ -84,7 +88,24 @@ class Store:
         new.write_text(json.dumps(run, allow_nan=False) + "\n", encoding="utf-8")
         os.replace(new, self._target)
         self.close()
-        self._path.unlink()
+        self._path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _settings(line: str) -> Mapping[str, Any] | None:
+    """Of a record's first line; None if it is none."""
+    try:
+        held = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    settings = held.get("settings") if isinstance(held, dict) else None
+    return settings if isinstance(settings, dict) else None

@@ -161,6 +161,7 @@ def comparison(base: Run, other: Run) -> Comparison:
     return Comparison(
         base_name=base.name,
         run_name=other.name,
+        mismatches=(),
         tasks=tasks,
         inflation=1.235,
         inflation_ci=(1.101, 1.402),

@@ -170,4 +170,6 @@ def test_prompts() -> None:
         {"role": "system", "content": "S"},
         {"role": "user", "content": "Q?"},
     ]
-    assert plain("Q?", "Box it.") == "Question: Q?\n\nBox it.\n\nAnswer:"
+    assert plain(messages("Q?", instruction="Box it.", system="S")) == (
+        "S\n\nQuestion: Q?\n\nBox it.\n\nAnswer:"
+    )

@@ -54,22 +54,17 @@ def _plots() -> None:
     pytest.importorskip("matplotlib")
 
 
-def written(
-    path: Path,
-    runs: Sequence[Run],
-    comparisons: Sequence[Comparison] = (),
-    mismatches: dict[str, Any] | None = None,
-) -> str:
+def written(path: Path, runs: Sequence[Run], comparisons: Sequence[Comparison] = ()) -> str:
     file = path / "report.html"
-    write_report(file, runs, comparisons, mismatches or {})
+    write_report(file, runs, comparisons)
     return file.read_text(encoding="utf-8")
 
 
 def test_a_comparison_of_two_tasks_has_everything_inside(tmp_path: Path) -> None:
     tasks = ("gsm8k", "aime")
     base, run = synthetic.run(tasks=tasks), synthetic.run("int4", tasks=tasks)
-    compared = [synthetic.comparison(base, run)]
-    html = written(tmp_path, [base, run], compared, {"int4": ["dtype: bf16, not f32"]})
+    compared = [replace(synthetic.comparison(base, run), mismatches=("dtype: bf16, not f32",))]
+    html = written(tmp_path, [base, run], compared)
     page = Page(html)
     assert page.tags.count("svg") == 5  # three of accuracy, two of chains
     assert len(page.ids) == len(set(page.ids))
@@ -96,7 +91,7 @@ def test_a_comparison_of_two_tasks_has_everything_inside(tmp_path: Path) -> None
         "mean chain (tokens)",
     ):
         assert shown in html, shown
-    assert written(tmp_path, [base, run], compared, {"int4": ["dtype: bf16, not f32"]}) == html
+    assert written(tmp_path, [base, run], compared) == html
 
 
 def test_what_others_wrote_is_text(tmp_path: Path) -> None:
@@ -106,8 +101,8 @@ def test_what_others_wrote_is_text(tmp_path: Path) -> None:
     samples = [synthetic.sample(1, **changes)]
     run = synthetic.run(f"_{evil}", samples=samples, tasks=(evil,))
     run = replace(run, chain_rule=evil, settings={evil: evil}, environment={evil: [evil]})
-    compared = synthetic.comparison(run, run)
-    page = Page(html := written(tmp_path, [run], [compared], {run.name: [evil]}))
+    compared = replace(synthetic.comparison(run, run), mismatches=(evil,))
+    page = Page(html := written(tmp_path, [run], [compared]))
     assert "script" not in page.tags
     assert html.count("&lt;script&gt;") > 20
 
@@ -183,4 +178,4 @@ def test_the_worst_waste_most() -> None:
 
 def test_no_runs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="runs is empty"):
-        write_report(tmp_path / "report.html", [], [], {})
+        write_report(tmp_path / "report.html", [], [])
