@@ -28,7 +28,7 @@ class Compared(NamedTuple):
 
 def graded(summary: Summary) -> int:
     """Samples that count as right or wrong."""
-    return summary.samples - summary.errors - summary.grader_errors
+    return summary.sample_count - summary.errors - summary.grader_errors
 
 
 def _accuracy(s: Summary) -> str:

@@ -61,7 +61,7 @@ SAMPLES = (
 
 SUMMARY = Summary(
     problems=10,
-    samples=10,
+    sample_count=10,
     right=5,
     accuracy=0.5556,
     accuracy_ci=(0.2667, 0.8112),
