@@ -214,6 +214,7 @@ class TaskComparison:
     """One task of a run beside the same task of a base run, sample by sample."""
 
     task: str
+    problems: int  # that have pairs
     pairs: int
     unpaired: int  # samples that only one of the two runs graded
     base_accuracy: float

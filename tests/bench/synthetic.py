@@ -140,6 +140,7 @@ def comparison(base: Run, other: Run) -> Comparison:
     tasks = tuple(
         TaskComparison(
             task=task,
+            problems=196,
             pairs=196,
             unpaired=4,
             base_accuracy=0.877,
