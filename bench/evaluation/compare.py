@@ -72,6 +72,7 @@ def _compare_task(task: str, pairs: Sequence[Pair], base: Run, run: Run) -> Task
     speedup = _quotient(run_summary.tokens_per_s or None, base_summary.tokens_per_s)
     return TaskComparison(
         task=task,
+        problems=len(base_scores),
         pairs=len(pairs),
         unpaired=len(graded_keys(base, task) ^ graded_keys(run, task)),
         base_accuracy=float(base_scores.mean()),

@@ -26,9 +26,25 @@ class Compared(NamedTuple):
     overall: Callable[[Comparison], str] = lambda comparison: ""
 
 
+ENOUGH_PROBLEMS = 20
+"""With fewer, a bootstrap's interval is too narrow (intervals.py)."""
+
+
+def few_problems(comparison: Comparison) -> str | None:
+    """A sentence about the tasks whose intervals are too narrow; None if there are none."""
+    few = [t for t in comparison.tasks if t.problems < ENOUGH_PROBLEMS]
+    if not few:
+        return None
+    named = ", ".join(f"{t.task} ({t.problems})" for t in few)
+    return (
+        f"Fewer than {ENOUGH_PROBLEMS} problems have pairs in {named}: intervals there are too "
+        "narrow (with 15 problems, 95 % ones cover about 90 %)."
+    )
+
+
 def graded(summary: Summary) -> int:
     """Samples that count as right or wrong."""
-    return summary.samples - summary.errors - summary.grader_errors
+    return summary.sample_count - summary.errors - summary.grader_errors
 
 
 def _accuracy(s: Summary) -> str:

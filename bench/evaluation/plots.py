@@ -53,7 +53,7 @@ class Axis(NamedTuple):
 
 
 def _per_sample(total: float | None, summary: Summary) -> float | None:
-    return None if total is None or not summary.samples else total / summary.samples
+    return None if total is None or not summary.sample_count else total / summary.sample_count
 
 
 AXES = (

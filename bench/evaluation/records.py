@@ -143,13 +143,13 @@ class Usage:
 class Summary:
     """A task's figures, or a whole run's (samples of all tasks pooled).
 
-    `samples` counts those that didn't crash; token figures and shares are over them, None where the
-    backend or the model has no such thing. `right`, `accuracy` and its interval are over graded
+    `sample_count` is of those that didn't crash; token figures and shares are over them, None where
+    the backend or the model has no such thing. `right`, `accuracy` and its interval are over graded
     samples, a problem's samples averaged first.
     """
 
     problems: int
-    samples: int
+    sample_count: int
     right: int
     accuracy: float
     accuracy_ci: Interval
@@ -214,6 +214,7 @@ class TaskComparison:
     """One task of a run beside the same task of a base run, sample by sample."""
 
     task: str
+    problems: int  # that have pairs
     pairs: int
     unpaired: int  # samples that only one of the two runs graded
     base_accuracy: float

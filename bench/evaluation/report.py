@@ -54,6 +54,7 @@ def write_report(path: Path | str, runs: Sequence[Run], comparisons: Sequence[Co
         groups=figures.GROUPS,
         anatomy=figures.ANATOMY,
         comparisons=comparisons,
+        few_problems=figures.few_problems,
         compared_groups=figures.COMPARED_GROUPS,
         plots=[(plot, Markup(plot.svg or "")) for plot in plots],
         failures=[(run.name, _failures(run)) for run in runs],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,10 +15,7 @@ from bench.evaluation.table import comparison_table, summary_table
 
 def read_run(path: Path) -> Run:
     """ValueError: the file holds no run."""
-    try:
-        return from_json(json.loads(path.read_text(encoding="utf-8")), str(path))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} isn't a record of a run: {error}") from None
+    return from_json(path.read_bytes(), str(path))
 
 
 def show(run: Run, bases: Sequence[Run], report: Path | None) -> None:

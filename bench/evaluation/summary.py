@@ -29,7 +29,7 @@ def summarise(samples: Sequence[Sample], usages: Sequence[Usage]) -> Summary:
     answers = [sample.answer_tokens for sample in ran]
     return Summary(
         problems=len({(sample.task, sample.problem) for sample in ran}),
-        samples=len(ran),
+        sample_count=len(ran),
         right=right,
         accuracy=accuracy,
         accuracy_ci=accuracy_ci,

@@ -36,6 +36,8 @@ def comparison_table(comparisons: Sequence[Comparison]) -> Group:
         title = f"{comparison.run_name} beside {comparison.base_name} (base)"
         parts.append(Text(title, style="bold"))
         parts += [Text(f"! {note}", style="yellow") for note in comparison.mismatches]
+        if few := figures.few_problems(comparison):
+            parts.append(Text(f"! {few}", style="yellow"))
         parts += [_compared(comparison, group) for group in figures.COMPARED_GROUPS.values()]
     return Group(*parts)
 

@@ -61,7 +61,7 @@ SAMPLES = (
 
 SUMMARY = Summary(
     problems=10,
-    samples=10,
+    sample_count=10,
     right=5,
     accuracy=0.5556,
     accuracy_ci=(0.2667, 0.8112),
@@ -140,6 +140,7 @@ def comparison(base: Run, other: Run) -> Comparison:
     tasks = tuple(
         TaskComparison(
             task=task,
+            problems=196,
             pairs=196,
             unpaired=4,
             base_accuracy=0.877,

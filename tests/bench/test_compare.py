@@ -25,7 +25,7 @@ def test_pairs_are_found_whatever_the_order() -> None:
     random.Random(0).shuffle(run)
     comparison = compare(run_of(base), run_of(run, "run"))
     (task,) = comparison.tasks
-    assert (task.pairs, task.unpaired) == (40, 0)
+    assert (task.problems, task.pairs, task.unpaired) == (20, 40, 0)
     assert task.inflation.ratio == comparison.inflation == 2.0
     assert task.inflation.ci == comparison.inflation_ci == (2.0, 2.0)  # pair by pair the same
 

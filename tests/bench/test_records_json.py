@@ -34,7 +34,7 @@ def a_run() -> Run:
 
 
 def read_back(run: Run) -> Run:
-    return from_json(json.loads(json.dumps(to_json(run), allow_nan=False)), "run.json")
+    return from_json(json.dumps(to_json(run), allow_nan=False), "run.json")
 
 
 def test_a_run_comes_back_as_it_was() -> None:
@@ -60,27 +60,29 @@ def test_samples_and_usages_alone() -> None:
 def test_whole_numbers_are_read_as_the_floats_they_stand_for() -> None:
     data = to_json(a_run())
     data["samples"][0]["seconds"] = 1
-    seconds = from_json(data, "run.json").samples[0].seconds
+    seconds = from_json(json.dumps(data), "run.json").samples[0].seconds
     assert (seconds, type(seconds)) == (1.0, float)
 
 
 def test_keys_of_others_are_passed_over() -> None:
-    assert from_json({**to_json(a_run()), "comparison": {}}, "run.json") == a_run()
+    data: dict[str, Any] = {**to_json(a_run()), "comparison": {}}
+    data["samples"][0]["mood"] = "good"
+    data["tasks"]["b"]["mood"] = "good"
+    assert from_json(json.dumps(data), "run.json") == a_run()
 
 
 @pytest.mark.parametrize(
     ("broken", "where"),
     [
+        (lambda run: replace(run, settings={"top_p": float("nan")}), "settings: Out of range"),
         (
-            lambda run: replace(run, settings={"top_p": float("nan")}),
-            "settings.top_p must be a fin",
+            lambda run: replace(run, environment={"load": [1.0, float("inf")]}),
+            "environment: Out of range",
         ),
-        (lambda run: replace(run, environment={"load": [1.0, float("inf")]}), r"load\[1\] must be"),
-        (lambda run: replace(run, settings={"dtype": object()}), "settings.dtype must be someth"),
-        (lambda run: replace(run, settings={"x": {1: 2}}), "settings.x must have keys of text"),
+        (lambda run: replace(run, settings={"dtype": object()}), "unknown type: .*object"),
         (
             lambda run: replace(run, samples=(replace(run.samples[0], seconds=float("inf")),)),
-            r"samples\[0\].seconds must be a finite number",
+            r"samples\[0\].seconds: .*finite number",
         ),
     ],
 )
@@ -103,24 +105,24 @@ def _set(path: str, value: object) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("change", "wrong"),
     [
-        (_set("version", 2), "version must be 1, is 2"),
-        (lambda data: data.pop("version"), "version must be 1, is None"),
-        (lambda data: data.pop("accuracy"), "accuracy is missing"),
-        (lambda data: data.pop("sample_count"), "sample_count is missing"),
-        (lambda data: data.pop("samples"), "samples must be a list"),
-        (lambda data: data["samples"][1].pop("closed"), r"samples\[1\].closed is missing"),
-        (_set("tasks", []), "tasks must be an object"),
-        (_set("name", None), "name must be text"),
-        (_set("settings", "none"), "settings must be an object"),
-        (_set("accuracy", float("nan")), "accuracy must be a finite number"),
-        (_set("settings", {"x": float("inf")}), "settings.x must be a finite number"),
-        (_set("accuracy_ci", [0.5]), "accuracy_ci must have 2 values, has 1"),
-        (_set("tasks.b.right", 1.5), "tasks.b.right must be a whole number"),
-        (_set("tasks.b.tokens_by_role", {"main": "7"}), "tokens_by_role.main must be a whole"),
-        (_set("samples.0.verdict", "maybe"), r"samples\[0\].verdict must be one of right, "),
-        (_set("samples.0.verdict", []), r"samples\[0\].verdict must be one of right, "),
-        (_set("samples.0.index", True), r"samples\[0\].index must be a whole number"),
-        (_set("samples.0.loop", {"start": 1}), r"samples\[0\].loop.period is missing"),
+        (_set("version", 2), "version: .*1"),
+        (lambda data: data.pop("version"), "version: .*required"),
+        (lambda data: data.pop("accuracy"), "accuracy: .*required"),
+        (lambda data: data.pop("sample_count"), "sample_count: .*required"),
+        (lambda data: data.pop("samples"), "samples: .*required"),
+        (lambda data: data["samples"][1].pop("closed"), r"samples\[1\].closed: .*required"),
+        (_set("tasks", []), "tasks: .*valid dictionary|tasks: .*object"),
+        (_set("name", None), "name: .*string"),
+        (_set("settings", "none"), "settings: .*object"),
+        (_set("accuracy", float("nan")), "accuracy: .*finite"),
+        (_set("settings", {"x": [float("inf")]}), "settings: Out of range"),
+        (_set("accuracy_ci", [0.5]), r"accuracy_ci\[1\]: .*required"),
+        (_set("tasks.b.right", 1.5), "tasks.b.right: .*integer"),
+        (_set("tasks.b.tokens_by_role", {"main": "7"}), "tasks.b.tokens_by_role.main: .*integer"),
+        (_set("samples.0.verdict", "maybe"), r"samples\[0\].verdict: .*'right', 'wrong'"),
+        (_set("samples.0.verdict", []), r"samples\[0\].verdict: .*'right', 'wrong'"),
+        (_set("samples.0.index", True), r"samples\[0\].index: .*integer"),
+        (_set("samples.0.loop", {"start": 1}), r"samples\[0\].loop.period: .*required"),
         (_set("samples.0.task", "other"), r"samples\[0\].task 'other' is not one of tasks"),
         (_set("samples.1.problem", "p0"), r"samples\[1\] is there twice"),
     ],
@@ -131,13 +133,14 @@ def test_a_broken_file_is_named_with_what_is_wrong(
     data = to_json(a_run())
     change(data)
     with pytest.raises(ValueError, match=f"^run.json isn't a record of a run: .*{wrong}"):
-        from_json(data, "run.json")
+        from_json(json.dumps(data), "run.json")
 
 
 def test_other_things_are_no_record() -> None:
-    with pytest.raises(ValueError, match=r"run.json isn't a record of a run: its content must be"):
-        from_json([1], "run.json")
-    with pytest.raises(ValueError, match=r"part:3 isn't a record of a sample: sample.task is miss"):
+    for text in ("[1]", '{"version": 1', "", b"\xff"):
+        with pytest.raises(ValueError, match=r"^run.json isn't a record of a run: I"):
+            from_json(text, "run.json")
+    with pytest.raises(ValueError, match=r"part:3 isn't a record of a sample: task: .*required"):
         sample_from_json({}, "part:3")
-    with pytest.raises(ValueError, match=r"part:1 isn't a record of a usage: usage.wall_seconds"):
-        usage_from_json({"steps": 3}, "part:1")
+    with pytest.raises(ValueError, match=r"part:1 isn't a record of a usage: steps: .*integer"):
+        usage_from_json({"steps": "3"}, "part:1")

@@ -94,6 +94,14 @@ def test_a_comparison_of_two_tasks_has_everything_inside(tmp_path: Path) -> None
     assert written(tmp_path, [base, run], compared) == html
 
 
+def test_intervals_of_few_problems_are_called_too_narrow(tmp_path: Path) -> None:
+    run = synthetic.run()
+    compared = synthetic.comparison(run, run)
+    few = replace(compared, tasks=(replace(compared.tasks[0], problems=19),))
+    assert "pairs in gsm8k (19): intervals there are too narrow" in written(tmp_path, [run], [few])
+    assert "too narrow" not in written(tmp_path, [run], [compared])
+
+
 def test_what_others_wrote_is_text(tmp_path: Path) -> None:
     evil = "<script>alert('$x_1^')</script>\x1b\ud83d"
     fields = ("task", "problem", "expected", "answer", "error", "text", "thinking")
@@ -141,7 +149,7 @@ def test_every_sample_crashed(tmp_path: Path, mean: float) -> None:
     means: dict[str, Any] = dict.fromkeys(names, mean)
     crashed = replace(
         synthetic.SERVER,
-        samples=2,
+        sample_count=2,
         right=0,
         errors=2,
         accuracy=mean,

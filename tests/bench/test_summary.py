@@ -28,7 +28,7 @@ def test_token_figures() -> None:
     summary = summarise(
         [sample(f"p{i}", 10 * i, answer_tokens=i) for i in range(1, 6)], [Usage(wall_seconds=5.0)]
     )
-    assert (summary.problems, summary.samples) == (5, 5)
+    assert (summary.problems, summary.sample_count) == (5, 5)
     assert summary.thinking_tokens_mean == summary.thinking_tokens_median == 30.0
     assert summary.thinking_tokens_p90 == pytest.approx(46.0)  # linear between 40 and 50
     assert (summary.answer_tokens_mean, summary.answer_tokens_median) == (3.0, 3.0)
@@ -44,7 +44,7 @@ def test_verdicts_count_where_they_should() -> None:
         sample("p4", 9999, **CRASHED, finish_reason="error"),
     ]
     summary = summarise(samples, [Usage(wall_seconds=1.0)])
-    assert (summary.problems, summary.samples, summary.right) == (4, 4, 1)
+    assert (summary.problems, summary.sample_count, summary.right) == (4, 4, 1)
     assert (summary.errors, summary.grader_errors) == (1, 1)
     assert summary.accuracy == pytest.approx(1 / 3)
     assert summary.accuracy_ci == wilson(1 / 3, 3)
@@ -130,7 +130,7 @@ def test_nothing_right_has_no_cost_of_one() -> None:
 
 def test_all_crashed_is_a_summary_that_json_holds() -> None:
     summary = summarise([sample(**CRASHED)], [Usage(wall_seconds=1.0)])
-    assert (summary.errors, summary.samples, summary.problems) == (1, 0, 0)
+    assert (summary.errors, summary.sample_count, summary.problems) == (1, 0, 0)
     assert (summary.accuracy, summary.accuracy_ci) == (0.0, (0.0, 1.0))
     assert sum(v for v in asdict(summary).values() if isinstance(v, float)) == 1.0  # the wall clock
     assert to_json(run_of([sample(**CRASHED)]))["accuracy"] == 0.0

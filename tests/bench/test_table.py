@@ -75,3 +75,17 @@ def test_every_figure_of_a_comparison_is_whole(width: int) -> None:
         "→ 25.3 %",
     ):
         assert shown in text, shown
+
+
+def test_intervals_of_few_problems_are_called_too_narrow() -> None:
+    base, run = synthetic.run(tasks=TASKS), synthetic.run("int4", tasks=TASKS)
+    compared = synthetic.comparison(base, run)
+
+    def text_of(*problems: int) -> str:
+        tasks = zip(compared.tasks, problems, strict=True)
+        counted = tuple(replace(task, problems=count) for task, count in tasks)
+        return rendered(comparison_table([replace(compared, tasks=counted)]), 200)
+
+    assert "pairs in gsm8k (19): intervals there are too narrow" in text_of(19, 20)
+    assert "pairs in gsm8k (3), reasoning-gym/countdown (19): " in text_of(3, 19)
+    assert "narrow" not in text_of(20, 20)
