@@ -222,7 +222,8 @@ class Engine:
         """Abort what runs and give the memory back; nothing can be asked of it any more."""
         for id in list(self._requests):
             self.abort(id)
-        for held in (self._executors, self._caches, self._meters, self.models):  # the scheduler shares _caches
+        # cleared, not replaced: the scheduler shares _caches
+        for held in (self._executors, self._caches, self._meters, self.models):
             held.clear()
 
     def __enter__(self) -> Self:

@@ -44,7 +44,7 @@ def few_problems(comparison: Comparison) -> str | None:
 
 def graded(summary: Summary) -> int:
     """Samples that count as right or wrong."""
-    return summary.sample_count - summary.errors - summary.grader_errors
+    return summary.sample_count - summary.grader_errors
 
 
 def _accuracy(s: Summary) -> str:
@@ -116,6 +116,30 @@ ENDINGS = (
     ),
 )
 
+WORK = (
+    Figure(
+        "wall clock",
+        "Seconds of the task in the backend, all samples together.",
+        lambda s: units.amount(s.wall_seconds, "s"),
+    ),
+    Figure("CPU time", "Seconds of all cores.", lambda s: units.amount(s.cpu_seconds, "s")),
+    Figure(
+        "tokens run",
+        "What each role's model read and wrote, prompts and what was computed again included.",
+        lambda s: ", ".join(f"{role} {ran:,}" for role, ran in s.tokens_by_role.items()),
+    ),
+    Figure(
+        "KV memory-time",
+        "KV bytes held through each step, summed over steps.",
+        lambda s: units.gigabytes(s.kv_byte_steps, "GB steps"),
+    ),
+    Figure(
+        "preemptions",
+        "Requests that gave their pages up and were computed again.",
+        lambda s: units.NONE if s.preemptions is None else f"{s.preemptions:,}",
+    ),
+)
+
 COST = (
     Figure(
         "speed", "Output tokens by wall clock.", lambda s: units.amount(s.tokens_per_s, "tok/s")
@@ -173,6 +197,7 @@ GROUPS = {
     "Accuracy": ACCURACY,
     "Length": LENGTH,
     "How outputs end": ENDINGS,
+    "Work": WORK,
     "Cost": COST,
 }
 

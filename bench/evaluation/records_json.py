@@ -2,21 +2,19 @@
 
 A run's summary lies flat at the top, so that `accuracy` or `thinking_tokens_mean` is one look away.
 Readers check every value against the field's type, refuse NaN and infinities, which JSON doesn't
-have, and pass over keys that they don't know. What is written is read first, so that it can be.
+have, and pass over keys that they don't know.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Annotated, Any, Generic, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, JsonValue, RootModel, model_validator
 from pydantic_core import ValidationError, to_jsonable_python
 
 from bench.evaluation.records import Run, Sample, Summary, Usage
 
-T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)
 
 _CONFIG = ConfigDict(strict=True, allow_inf_nan=False)  # passed on to the dataclasses inside
@@ -30,7 +28,7 @@ def _finite(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
 _Plain = Annotated[dict[str, JsonValue], AfterValidator(_finite)]
 
 
-class _One(RootModel[T], Generic[T]):
+class _Summary(RootModel[Summary]):
     model_config = _CONFIG
 
 
@@ -58,46 +56,34 @@ class _Run(BaseModel):
         return self
 
 
+class _Line(BaseModel):
+    model_config = _CONFIG
+    sample: Sample
+    usage: Usage
+
+
 def to_json(run: Run) -> dict[str, Any]:
-    """ValueError: a value that JSON can't hold, named by where it is."""
     plain = to_jsonable_python(run)
-    data = {"version": 1, "name": run.name, **plain.pop("summary"), **plain}
-    from_json(json.dumps(data), run.name)
-    return data
+    return {"version": 1, "name": run.name, **plain.pop("summary"), **plain}
 
 
 def from_json(text: str | bytes, source: str) -> Run:
     """ValueError: what was read from `source` is no such run; says what is wrong and where."""
-    summary = _read(_One[Summary], text, source, "run").root
+    summary = _read(_Summary, text, source, "run").root
     held = dict(_read(_Run, text, source, "run"))
     del held["version"]
     return Run(summary=summary, **held)
 
 
-def sample_to_json(sample: Sample) -> dict[str, Any]:
-    """ValueError: a value that JSON can't hold."""
-    return _written(sample, sample_from_json)
+def line_to_json(sample: Sample, usage: Usage) -> dict[str, Any]:
+    """A line of a record: a sample, and what the run took since the one before."""
+    return {"sample": to_jsonable_python(sample), "usage": to_jsonable_python(usage)}
 
 
-def sample_from_json(data: object, source: str = "a line") -> Sample:
-    """ValueError: what was read from `source` is no sample."""
-    return _read(_One[Sample], json.dumps(data), source, "sample").root
-
-
-def usage_to_json(usage: Usage) -> dict[str, Any]:
-    """ValueError: a value that JSON can't hold."""
-    return _written(usage, usage_from_json)
-
-
-def usage_from_json(data: object, source: str = "a line") -> Usage:
-    """ValueError: what was read from `source` is no usage."""
-    return _read(_One[Usage], json.dumps(data), source, "usage").root
-
-
-def _written(value: T, read: Callable[[object, str], T]) -> dict[str, Any]:
-    plain: dict[str, Any] = to_jsonable_python(value)
-    read(plain, "what is to be written")
-    return plain
+def line_from_json(text: str, source: str) -> tuple[Sample, Usage]:
+    """ValueError: what was read from `source` is no line of a record."""
+    line = _read(_Line, text, source, "sample")
+    return line.sample, line.usage
 
 
 def _read(model: type[Model], text: str | bytes, source: str, kind: str) -> Model:

@@ -9,15 +9,10 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import Any, BinaryIO, Self
 
 from bench.evaluation.records import Sample, Usage
-from bench.evaluation.records_json import (
-    sample_from_json,
-    sample_to_json,
-    usage_from_json,
-    usage_to_json,
-)
+from bench.evaluation.records_json import line_from_json, line_to_json
 
 
 class Store:
@@ -37,7 +32,7 @@ class Store:
             raise ValueError(f"--json {target}: there is no folder {target.parent}")
         if self._path.exists():
             self._read()
-        self._file: TextIO | None = None
+        self._file: BinaryIO | None = None
 
     def _read(self) -> None:
         raw = self._path.read_bytes()
@@ -46,10 +41,9 @@ class Store:
         if head:
             self._check(_settings(head))
         for number, line in enumerate(lines, 2):
-            where, held = f"{self._path}:{number}", json.loads(line)
-            sample = sample_from_json(held.get("sample"), where)
+            sample, usage = line_from_json(line, f"{self._path}:{number}")
             self.samples.append(sample)
-            self.usages.append((sample.task, usage_from_json(held.get("usage"), where)))
+            self.usages.append((sample.task, usage))
         self.resumed = len(self.samples)
         os.truncate(self._path, len(complete))
 
@@ -72,20 +66,20 @@ class Store:
         """`usage` is what the run took since the sample before."""
         self.samples.append(sample)
         self.usages.append((sample.task, usage))
-        self._write({"sample": sample_to_json(sample), "usage": usage_to_json(usage)})
+        self._write(line_to_json(sample, usage))
 
     def _write(self, line: dict[str, Any]) -> None:
         if self._file is None:
-            self._file = self._path.open("a", encoding="utf-8")
+            self._file = self._path.open("ab")
             if not self._path.stat().st_size:
                 self._write({"settings": self.settings})
-        self._file.write(json.dumps(line) + "\n")
+        self._file.write(_encoded(line))
         self._file.flush()
 
     def finish(self, run: Mapping[str, Any]) -> None:
         """Write the run as one line to its file, and drop the record."""
         new = self._target.with_name(self._target.name + ".new")
-        new.write_text(json.dumps(run, allow_nan=False) + "\n", encoding="utf-8")
+        new.write_bytes(_encoded(run))
         os.replace(new, self._target)
         self.close()
         self._path.unlink(missing_ok=True)
@@ -99,6 +93,12 @@ class Store:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _encoded(line: Mapping[str, Any]) -> bytes:
+    """A model may leave half a surrogate pair, which has no UTF-8. ValueError: NaN or infinity."""
+    text = json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n"
+    return text.encode("utf-8", "replace")
 
 
 def _settings(line: str) -> Mapping[str, Any] | None:

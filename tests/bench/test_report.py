@@ -149,7 +149,7 @@ def test_every_sample_crashed(tmp_path: Path, mean: float) -> None:
     means: dict[str, Any] = dict.fromkeys(names, mean)
     crashed = replace(
         synthetic.SERVER,
-        sample_count=2,
+        sample_count=0,
         right=0,
         errors=2,
         accuracy=mean,

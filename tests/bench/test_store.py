@@ -85,3 +85,11 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
 def test_no_folder(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"--json .*there is no folder"):
         Store(tmp_path / "none" / "run.json", SETTINGS)
+
+
+def test_half_a_surrogate_pair_does_not_stop_a_run(tmp_path: Path) -> None:
+    target = tmp_path / "run.json"
+    with Store(target, SETTINGS) as store:
+        store.add(sample(text="a\ud83d b"), Usage())
+    with Store(target, SETTINGS) as store:
+        assert store.samples[0].text == "a? b"
