@@ -23,8 +23,8 @@ from engine.cache.registry import policy_from_text
 
 ROOT = Path(__file__).resolve().parent.parent
 PERCENTILES = (10, 25, 50, 75, 90, 99)
-_PACKAGES = ("taut", "torch", "numpy", "tokenizers", "safetensors", "gguf")
-_PACKAGES += ("math-verify", "reasoning-gym")
+_PACKAGES = ["taut", "torch", "numpy", "tokenizers", "safetensors", "gguf"]
+_PACKAGES += ["math-verify", "sympy", "reasoning-gym"]  # they decide verdicts
 
 
 class Spread(NamedTuple):

@@ -24,7 +24,6 @@ from typing import Any
 from bench.evaluation import problems
 from bench.evaluation.backend import Backend, Sampling
 from bench.evaluation.grading import Grading
-from bench.evaluation.intervals import wilson
 from bench.evaluation.live import Live
 from bench.evaluation.records import Problem, Run
 from bench.evaluation.records_json import to_json
@@ -37,6 +36,7 @@ from engine.request import SamplingParams
 
 ENGINE_OPTIONS = ["dtype", "weights", "max_num_seqs", "max_batched_tokens"]
 ENGINE_OPTIONS += ["kv_policy", "kv_budget", "kv_window"]
+SERVER_OPTIONS = ["concurrency", "timeout", "tokenizer", "api_key_env"]
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -84,7 +84,14 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     out.add_argument("--json", type=Path, metavar="FILE", help="the run as one JSON line")
     out.add_argument("--vs", action="append", default=[], type=Path, metavar="RUN.json")
     out.add_argument("--report", type=Path, metavar="FILE.html")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    for name in ENGINE_OPTIONS if args.base_url else SERVER_OPTIONS:
+        if getattr(args, name) != parser.get_default(name):
+            which = (
+                "the engine's, not a server's" if args.base_url else "a server's: give --base-url"
+            )
+            parser.error(f"--{name.replace('_', '-')} is {which}")
+    return args
 
 
 def main() -> None:
@@ -157,7 +164,7 @@ def execute(args: argparse.Namespace, tasks: Mapping[str, Sequence[Problem]]) ->
         backend = backend_of(args)
         stack.callback(backend.close)
         grading = stack.enter_context(Grading())
-        with Live(lambda right, graded: wilson(right / graded, graded)) as live:
+        with Live() as live:
             measure(plan, backend, grading, store, live)
         run = run_of(args, store, backend)
         store.finish(to_json(run))

@@ -208,9 +208,9 @@ class Engine:
         )
 
     def reset_peaks(self) -> None:
-        """From here on `peak_pages` and `peak_bytes` of `stats` count anew."""
-        for cache in self._caches.values():
-            cache.reset_peak()
+        """From here on the `peak_bytes` of `kv_time` count anew."""
+        for meter in self._meters.values():
+            meter.reset_peak()
 
     def check(self) -> None:
         """Every invariant of scheduler and caches; for tests and idle moments."""

@@ -6,13 +6,15 @@ from typing import NamedTuple
 
 
 class MemoryTime(NamedTuple):
-    """Bytes held, summed over steps and over seconds; `side_*` is the part beside the cells."""
+    """Bytes held, summed over steps and over seconds; `side_*` is the part beside the cells, and
+    `peak_bytes` the most of a step since the peak was last reset."""
 
     steps: int = 0
     seconds: float = 0.0
     byte_steps: int = 0
     byte_seconds: float = 0.0
     side_byte_seconds: float = 0.0
+    peak_bytes: int = 0
 
 
 class MemoryMeter:
@@ -33,4 +35,8 @@ class MemoryMeter:
             total.byte_steps + held,
             total.byte_seconds + held * seconds,
             total.side_byte_seconds + side_bytes * seconds,
+            max(total.peak_bytes, held),
         )
+
+    def reset_peak(self) -> None:
+        self.total = self.total._replace(peak_bytes=0)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from engine.cache.policies.sinks_recent import SinksRecent
 from engine.cache.policy import KVSpec
-from engine.metrics import MemoryMeter
+from engine.metrics import MemoryMeter, MemoryTime
 from tests.engines import greedy, open_engine, write_model
 
 PAGE = 16
@@ -15,7 +15,10 @@ def test_sums_over_steps_and_seconds() -> None:
     meter.count(100, 10, 2.0)
     meter.count(0, 0, 5.0)
     meter.count(300, 10, 0.5)
-    assert meter.total == (3, 7.5, 420, 220.0 + 155.0, 20.0 + 5.0)
+    assert meter.total == MemoryTime(3, 7.5, 420, 220.0 + 155.0, 20.0 + 5.0, peak_bytes=310)
+    meter.reset_peak()
+    meter.count(1, 1, 1.0)
+    assert meter.total.peak_bytes == 2
 
 
 def test_an_engine_counts_what_each_step_holds(tmp_path: Path) -> None:
@@ -48,8 +51,9 @@ def test_a_bounded_cache_takes_less(tmp_path: Path) -> None:
 def test_peaks_can_be_counted_anew(tmp_path: Path) -> None:
     with open_engine(write_model(tmp_path)) as engine:
         engine.generate([[1] * 100], greedy(2), progress=False)
-        high = engine.stats().kv["main"].peak_bytes
+        high = engine.stats().kv_time["main"].peak_bytes
+        assert high >= engine.stats().kv["main"].peak_bytes  # of cells alone
         engine.reset_peaks()
-        assert engine.stats().kv["main"].peak_bytes == 0
+        assert engine.stats().kv_time["main"].peak_bytes == 0
         engine.generate([[2] * 10], greedy(2), progress=False)
-        assert 0 < engine.stats().kv["main"].peak_bytes < high
+        assert 0 < engine.stats().kv_time["main"].peak_bytes < high

@@ -17,10 +17,10 @@ import numpy as np
 
 from bench.evaluation.intervals import (
     Array,
-    mean_of_means_interval,
+    mean_of_differences_interval,
     mean_of_ratios_interval,
 )
-from bench.evaluation.mismatch import graded_keys, mismatches
+from bench.evaluation.mismatch import mismatches
 from bench.evaluation.records import Comparison, Interval, Ratio, Run, Sample, TaskComparison
 
 Pair = tuple[Sample, Sample]  # of base and run
@@ -29,8 +29,7 @@ Pair = tuple[Sample, Sample]  # of base and run
 def compare(base: Run, run: Run) -> Comparison:
     """The tasks, in base's order, of which both runs graded some same sample.
 
-    A mean over tasks is over those that have the figure. Of a difference whose spread can't be told
-    (a task with one problem) the interval is (-1, 1): all that there is.
+    A mean over tasks is over those that have the figure.
     ValueError: no pair at all, with what differs. What makes a comparison unfair but possible is
     told by `mismatches`.
     """
@@ -57,11 +56,12 @@ def compare(base: Run, run: Run) -> Comparison:
 
 
 def _pairs_by_task(base: Run, run: Run) -> dict[str, list[Pair]]:
-    others = {sample.key: sample for sample in run.samples if sample.graded}
+    others = {sample.key: sample for sample in run.samples}
     pairs: dict[str, list[Pair]] = {}
     for sample in base.samples:
-        if sample.graded and sample.key in others:
-            pairs.setdefault(sample.task, []).append((sample, others[sample.key]))
+        other = others.get(sample.key)
+        if other is not None and sample.pairs_with(other):
+            pairs.setdefault(sample.task, []).append((sample, other))
     return {task: pairs[task] for task in base.tasks if task in pairs}
 
 
@@ -74,7 +74,7 @@ def _compare_task(task: str, pairs: Sequence[Pair], base: Run, run: Run) -> Task
         task=task,
         problems=len(base_scores),
         pairs=len(pairs),
-        unpaired=len(graded_keys(base, task) ^ graded_keys(run, task)),
+        unpaired=_graded(base, task) + _graded(run, task) - 2 * len(pairs),
         base_accuracy=float(base_scores.mean()),
         run_accuracy=float(run_scores.mean()),
         accuracy_difference=float((run_scores - base_scores).mean()),
@@ -82,6 +82,7 @@ def _compare_task(task: str, pairs: Sequence[Pair], base: Run, run: Run) -> Task
         inflation=inflation,
         inflation_both_right=_ratio([(a, b) for a, b in pairs if a.right and b.right]),
         inflation_below_limit=_ratio([(a, b) for a, b in pairs if not (a.at_limit or b.at_limit)]),
+        same_tokens=_same_tokens(pairs),
         base_at_limit=sum(a.at_limit for a, _ in pairs),
         run_at_limit=sum(b.at_limit for _, b in pairs),
         per_token_speedup=speedup,
@@ -89,6 +90,16 @@ def _compare_task(task: str, pairs: Sequence[Pair], base: Run, run: Run) -> Task
         base=base_summary,
         run=run_summary,
     )
+
+
+def _graded(run: Run, task: str) -> int:
+    return sum(sample.graded for sample in run.samples if sample.task == task)
+
+
+def _same_tokens(pairs: Sequence[Pair]) -> int | None:
+    if any(a.digest is None or b.digest is None for a, b in pairs):
+        return None
+    return sum(a.digest == b.digest for a, b in pairs)
 
 
 def _by_problem(pairs: Sequence[Pair]) -> list[list[Pair]]:
@@ -108,7 +119,7 @@ def _scores(pairs: Sequence[Pair]) -> Array:
 
 def _difference_interval(tasks: Sequence[Sequence[Pair]]) -> Interval:
     scores = [_scores(pairs) for pairs in tasks]
-    return mean_of_means_interval([own[:, 1] - own[:, 0] for own in scores]) or (-1.0, 1.0)
+    return mean_of_differences_interval([own[:, 1] - own[:, 0] for own in scores])
 
 
 def _sums(pairs: Sequence[Pair]) -> Array:

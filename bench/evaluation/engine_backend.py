@@ -10,9 +10,11 @@ from typing import Any
 from bench.common import peak_rss_bytes
 from bench.evaluation import prompts
 from bench.evaluation.backend import Ask
-from bench.evaluation.records import Generation, Usage
+from bench.evaluation.records import Generation, Usage, failed
 from engine import Engine, Output, SamplingParams
+from engine.build import SAMPLING_FIELDS, Loaded
 from engine.engine import Prompt
+from engine.request import MAIN
 from engine.scheduler.reasoning import track_chain
 
 
@@ -55,7 +57,7 @@ class EngineBackend:
             try:
                 live[self._engine.add(self._prompt(ask), _params(ask))] = ask, time.perf_counter()
             except ValueError as error:
-                yield ask, _failed(str(error))
+                yield ask, failed(str(error))
         outputs = [delta.output for delta in self._engine.step() if delta.output] if live else []
         end = time.perf_counter()
         self._wall += end - wall
@@ -96,7 +98,8 @@ class EngineBackend:
         return not chain.thinking
 
     def usage(self) -> Usage:
-        """Totals since this backend began; the peak is the current `run`'s."""
+        """Totals since this backend began; the peak is the current `run`'s, and of several roles
+        the sum of their own."""
         stats, begin = self._engine.stats(), self._begin
         times = [(stats.kv_time[role], begin.kv_time[role]) for role in stats.kv_time]
         ran = {
@@ -112,14 +115,19 @@ class EngineBackend:
             kv_side_byte_seconds=sum(
                 now.side_byte_seconds - then.side_byte_seconds for now, then in times
             ),
-            kv_peak_bytes=sum(kv.peak_bytes for kv in stats.kv.values()),
+            kv_peak_bytes=sum(now.peak_bytes for now, _ in times),
             preemptions=stats.scheduler.preemptions - begin.scheduler.preemptions,
             ran_tokens=ran,
         )
 
     def environment(self) -> Mapping[str, Any]:
-        models = {role: m.checkpoint.source for role, m in self._engine.models.items()}
-        return {"backend": "taut", "models": models, "peak_rss_bytes": peak_rss_bytes()}
+        models = self._engine.models
+        return {
+            "backend": "taut",
+            "models": {role: model.checkpoint.source for role, model in models.items()},
+            "sampling_defaults": _defaults(models[MAIN]),
+            "peak_rss_bytes": peak_rss_bytes(),
+        }
 
     def close(self) -> None:
         self._engine.close()
@@ -133,16 +141,8 @@ def _params(ask: Ask) -> SamplingParams:
     return SamplingParams(**asdict(ask.params))
 
 
-def _failed(message: str) -> Generation:
-    return Generation(
-        text="",
-        thinking="",
-        finish_reason="error",
-        prompt_tokens=0,
-        output_tokens=0,
-        thinking_tokens=0,
-        answer_tokens=0,
-        closed=None,
-        seconds=0.0,
-        error=message,
-    )
+def _defaults(model: Loaded) -> dict[str, Any]:
+    """What the model's own settings say where the run's say nothing."""
+    generation = model.checkpoint.generation
+    told = {name: getattr(generation, name) for name in SAMPLING_FIELDS}
+    return {name: value for name, value in told.items() if value is not None}

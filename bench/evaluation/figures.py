@@ -37,8 +37,8 @@ def few_problems(comparison: Comparison) -> str | None:
         return None
     named = ", ".join(f"{t.task} ({t.problems})" for t in few)
     return (
-        f"Fewer than {ENOUGH_PROBLEMS} problems have pairs in {named}: intervals there are too "
-        "narrow (with 15 problems, 95 % ones cover about 90 %)."
+        f"Fewer than {ENOUGH_PROBLEMS} problems have pairs in {named}: intervals of ratios are too "
+        "narrow there (with 15 problems, 95 % ones cover about 90 %)."
     )
 
 
@@ -92,29 +92,37 @@ LENGTH = (
     ),
 )
 
+UNANSWERED = Figure(
+    "never answered",
+    "No boxed answer was given. Counts as wrong.",
+    lambda s: units.percent(s.never_answered_share),
+)
+LOOPED = Figure(
+    "looped",
+    "The output ends in an exact cycle; n/a where the backend doesn't tell token ids.",
+    lambda s: units.percent(s.looped_share),
+)
+
 ENDINGS = (
-    Figure(
-        "never answered",
-        "No boxed answer was given. Counts as wrong.",
-        lambda s: units.percent(s.never_answered_share),
-    ),
+    UNANSWERED,
     Figure("hit the limit", "Cut at the token limit.", lambda s: units.percent(s.limit_share)),
     Figure(
         "unclosed",
         "The chain's end marker never came; n/a for a model without markers.",
         lambda s: units.percent(s.unclosed_share),
     ),
-    Figure(
-        "looped",
-        "The output ends in an exact cycle; n/a where the backend doesn't tell token ids.",
-        lambda s: units.percent(s.looped_share),
-    ),
+    LOOPED,
     Figure(
         "loop starts after",
         "Mean output tokens before the cycle, of those that looped.",
         lambda s: units.count(s.loop_start_mean, "tokens"),
     ),
 )
+
+
+def _share(part: float | None, whole: float | None) -> float | None:
+    return None if part is None or not whole else part / whole
+
 
 WORK = (
     Figure(
@@ -134,16 +142,18 @@ WORK = (
         lambda s: units.gigabytes(s.kv_byte_steps, "GB steps"),
     ),
     Figure(
-        "preemptions",
-        "Requests that gave their pages up and were computed again.",
-        lambda s: units.NONE if s.preemptions is None else f"{s.preemptions:,}",
+        "side state",
+        "The part of the KV memory-time that tables and remembered queries take.",
+        lambda s: units.percent(_share(s.kv_side_byte_seconds, s.kv_byte_seconds)),
     ),
 )
 
+SPEED = Figure(
+    "speed", "Output tokens by wall clock.", lambda s: units.amount(s.tokens_per_s, "tok/s")
+)
+
 COST = (
-    Figure(
-        "speed", "Output tokens by wall clock.", lambda s: units.amount(s.tokens_per_s, "tok/s")
-    ),
+    SPEED,
     Figure(
         "time per correct",
         "Wall clock of the task over its right answers.",
@@ -161,7 +171,7 @@ COST = (
     ),
     Figure(
         "KV peak",
-        "The most that the cache's cells took at once.",
+        "The most that the cache held at once, side state included.",
         lambda s: units.gigabytes(s.kv_peak_bytes),
     ),
 )
@@ -254,18 +264,28 @@ COMPARED_LENGTH = (
         lambda t: _ratio(t.inflation_below_limit),
         lambda c: units.times(c.inflation_below_limit),
     ),
+)
+
+COMPARED_ENDINGS = (
+    Compared(
+        "same tokens",
+        "Pairs whose outputs are the same, token for token.",
+        lambda t: units.NONE if t.same_tokens is None else f"{t.same_tokens:,} of {t.pairs:,}",
+    ),
     Compared(
         "hit the limit",
         "Outputs of the pairs that were cut, base → run.",
         lambda t: f"{t.base_at_limit:,} → {t.run_at_limit:,}",
     ),
+    Compared("looped, base → run", LOOPED.meaning, _beside(LOOPED)),
+    Compared("never answered, base → run", UNANSWERED.meaning, _beside(UNANSWERED)),
 )
 
 COMPARED_SPEED = (
     Compared(
         "speed, base → run",
         "Output tokens by wall clock.",
-        _beside(COST[0]),
+        _beside(SPEED),
     ),
     Compared(
         "per token",
@@ -288,6 +308,7 @@ COMPARED_ANATOMY = tuple(
 COMPARED_GROUPS = {
     "Accuracy": COMPARED_ACCURACY,
     "Chain length": COMPARED_LENGTH,
+    "How outputs end": COMPARED_ENDINGS,
     "Speed": COMPARED_SPEED,
     "Trace anatomy, base → run": COMPARED_ANATOMY,
 }

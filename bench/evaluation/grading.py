@@ -31,7 +31,7 @@ class Grading:
 
     def __init__(
         self,
-        timeout_s: float = 10.0,
+        timeout_s: float = 30.0,
         *,
         grade: Callable[[str, Problem], Verdicted] = graders.grade,
     ) -> None:

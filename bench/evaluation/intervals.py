@@ -62,17 +62,19 @@ def wilson(rate: float, trials: float) -> Interval:
     return low, high
 
 
-def mean_of_means_interval(tasks: Sequence[ArrayLike]) -> Interval | None:
-    """Of the mean over tasks of each task's mean over its problems [problems].
+def mean_of_differences_interval(tasks: Sequence[ArrayLike]) -> Interval:
+    """Of the mean over tasks of each task's mean over its problems' score differences [problems],
+    each from -1 to 1.
 
     A percentile bootstrap: problems are drawn again within each task, each task on its own, with a
-    fixed seed. With few problems it is too narrow (nominal 95 % cover about 90 % with 15), and it
-    is a point where all problems have one value, however few they are. None: no task, or one with
-    a single problem, whose spread can't be told.
+    fixed seed, from the task's problems and two made-up ones more, +1 and -1 (as Agresti and Min
+    add to a paired table). Without them runs that mostly agree would get a point or nearly one:
+    with one verdict in 14 differing, nominal 95 % covered 37 % at 8 problems and 87 % at 40. No
+    task: (-1, 1).
     """
-    values = [np.asarray(task, dtype=np.float64)[:, None] for task in tasks]
-    if not values or min(map(len, values)) < 2:
-        return None
+    values = [np.append(np.asarray(task, dtype=np.float64), (1.0, -1.0))[:, None] for task in tasks]
+    if not values:
+        return -1.0, 1.0
     draws = [_resampled_sums(task, number)[:, 0] / len(task) for number, task in enumerate(values)]
     return _percentiles(np.mean(draws, axis=0))
 
@@ -81,8 +83,9 @@ def mean_of_ratios_interval(tasks: Sequence[ArrayLike]) -> Interval | None:
     """Of the mean over tasks of each task's ratio of means; a task is [problems, 2] sums over the
     problem's samples: numerator, denominator.
 
-    Drawn as in `mean_of_means_interval`, and None where that is. Draws in which a denominator is 0
-    are left out; None if that is all of them.
+    A percentile bootstrap, drawn as above but from the problems alone: with few of them too narrow
+    (nominal 95 % cover about 90 % with 15). Draws in which a denominator is 0 are left out. None:
+    no draw is left, no task, or one with a single problem, whose spread can't be told.
     """
     values = [np.asarray(task, dtype=np.float64) for task in tasks]
     if not values or min(map(len, values)) < 2:

@@ -7,7 +7,6 @@ no sample ends. Anything else gets a plain line for about every tenth of a task.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 from types import TracebackType
@@ -18,7 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.evaluation import units
-from bench.evaluation.records import Interval, Sample
+from bench.evaluation.records import Sample
+from bench.evaluation.summary import graded_accuracy
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,22 +28,14 @@ class _Task:
     name: str
     total: int
     earlier: int  # samples that a resumed run already had: counted, in no figure
-    interval: Callable[[int, int], Interval]
     start: float = field(default_factory=perf_counter)
     end: float | None = None
-    shown: int = 0
-    right: int = 0
-    graded: int = 0
-    crashed: int = 0
-    errors: int = 0
-    at_limit: int = 0
-    loops: int = 0
-    thinking_tokens: int = 0
-    output_tokens: int = 0
+    samples: list[Sample] = field(default_factory=list)
+    figures: str = "accuracy n/a"
 
     @property
     def done(self) -> int:
-        return self.earlier + self.shown
+        return self.earlier + len(self.samples)
 
     @property
     def tenths(self) -> int:
@@ -54,54 +46,50 @@ class _Task:
         return (perf_counter() if self.end is None else self.end) - self.start
 
     def add(self, sample: Sample) -> None:
-        self.shown += 1
-        self.right += sample.right
-        self.graded += sample.graded
-        self.errors += not sample.graded
-        self.at_limit += sample.at_limit
-        self.loops += sample.loop is not None
-        if sample.verdict == "error":
-            self.crashed += 1
-        else:
-            self.thinking_tokens += sample.thinking_tokens
-        self.output_tokens += sample.output_tokens
+        self.samples.append(sample)
         if self.done >= self.total:
             self.end = perf_counter()
+        self.figures = self._figures()
 
-    def figures(self) -> str:
-        accuracy = "accuracy n/a"
-        if self.graded:
-            share = units.percent_range(
-                self.right / self.graded, self.interval(self.right, self.graded)
+    def _figures(self) -> str:
+        samples = self.samples
+        finished = [sample for sample in samples if sample.verdict != "error"]
+        share = units.NONE
+        if any(sample.graded for sample in samples):
+            share = units.percent_range(*graded_accuracy(samples))
+        chain = sum(s.thinking_tokens for s in finished) / len(finished) if finished else None
+        rate = sum(s.output_tokens for s in samples) / self.elapsed if self.elapsed else None
+        counts = {
+            "at limit": sum(sample.at_limit for sample in samples),
+            "looped": sum(sample.loop is not None for sample in samples),
+            "crashed": len(samples) - len(finished),
+            "grader failed": sum(sample.verdict == "grader_error" for sample in samples),
+        }
+        return ", ".join(
+            (
+                f"accuracy {share}",
+                f"chain {units.count(chain, 'tokens')}",
+                units.count(rate, "tokens/s"),
+                *(f"{count} {name}" for name, count in counts.items()),
             )
-            accuracy = f"accuracy {share}"
-        finished = self.shown - self.crashed
-        chain = self.thinking_tokens / finished if finished else None
-        rate = self.output_tokens / self.elapsed if self.shown and self.elapsed else None
-        return (
-            f"{accuracy}, chain {units.count(chain, 'tokens')}, {units.count(rate, 'tokens/s')}, "
-            f"{self.at_limit} at limit, {self.loops} looped, {self.errors} errors"
         )
 
     def clocks(self) -> str:
         elapsed = f"{units.clock(self.elapsed)} elapsed"
-        if self.done >= self.total or not self.shown:
+        if self.done >= self.total or not self.samples:
             return elapsed
-        left = self.elapsed / self.shown * (self.total - self.done)
+        left = self.elapsed / len(self.samples) * (self.total - self.done)
         return f"{elapsed}, {units.clock(left)} left"
 
     def line(self) -> str:
-        return f"{self.name}: {self.done}/{self.total}, {self.figures()}, {self.clocks()}"
+        return f"{self.name}: {self.done}/{self.total}, {self.figures}, {self.clocks()}"
 
 
 class Live:
-    """The view of one run: `with Live(wilson) as view: view.begin(...); view.show(sample)`.
+    """The view of one run: `with Live() as view: view.begin(...); view.show(sample)`. One thread
+    calls."""
 
-    `interval(right, graded)` is the 95 % range of the running accuracy. One thread calls.
-    """
-
-    def __init__(self, interval: Callable[[int, int], Interval]) -> None:
-        self._interval = interval
+    def __init__(self) -> None:
         self._tasks: dict[str, _Task] = {}
         self._screen: live.Live | None = None
         if sys.stderr.isatty():
@@ -126,7 +114,7 @@ class Live:
 
     def begin(self, task: str, total: int, done: int) -> None:
         """A task starts; `done` of its `total` samples are from earlier and won't be shown."""
-        self._tasks[task] = _Task(name=task, total=total, earlier=done, interval=self._interval)
+        self._tasks[task] = _Task(name=task, total=total, earlier=done)
         earlier = f", {done} done earlier" if done else ""
         self._write(f"{task}: {total} samples{earlier}")
 
@@ -153,4 +141,4 @@ def _rows(task: _Task) -> tuple[Table, Text]:
     head.add_column(ratio=1)
     head.add_column(no_wrap=True)
     head.add_row(Text(task.name), bar, Text(f"{task.done}/{task.total}, {task.clocks()}"))
-    return head, Text(f"  {task.figures()}", style="dim")
+    return head, Text(f"  {task.figures}", style="dim")

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from bench.evaluation.records import Run, Sample
 
+Asked = tuple[str, str]  # a question's digest, and the expected answer
+
 FAIR_SETTINGS = (
     "max_tokens",
     "seed",
@@ -17,9 +19,13 @@ FAIR_SETTINGS = (
 )
 """Settings that both runs must share; models, weights and KV policies are what is compared."""
 
+COST_SETTINGS = ("max_num_seqs", "max_batched_tokens", "concurrency")
+COST_ENVIRONMENT = ("cpu", "cpus", "threads", "gpu", "backend")
+"""Where these differ, speeds don't compare; answers do."""
+
 
 def mismatches(base: Run, run: Run) -> list[str]:
-    """A line for each setting, rule and set of problems that differs; none if the pairing is fair.
+    """A line for each setting, rule, place and set of problems that differs; none if all is fair.
 
     Samples that crashed or weren't graded in one run are no mismatch unless a task has no pair
     left: they are counted as unpaired.
@@ -27,14 +33,14 @@ def mismatches(base: Run, run: Run) -> list[str]:
     return [*_settings(base, run), *_tasks(base, run)]
 
 
-def graded_keys(run: Run, task: str) -> set[tuple[str, str, int]]:
-    """Of the task's samples that pair with another run's, if it graded them too."""
-    return {sample.key for sample in run.samples if sample.graded and sample.task == task}
-
-
 def _settings(base: Run, run: Run) -> list[str]:
     told = [(name, base.settings.get(name), run.settings.get(name)) for name in FAIR_SETTINGS]
     told.append(("what counts as the chain", base.chain_rule, run.chain_rule))
+    for names, ours, theirs in (
+        (COST_SETTINGS, base.settings, run.settings),
+        (COST_ENVIRONMENT, base.environment, run.environment),
+    ):
+        told += [(f"speed: {name}", ours.get(name), theirs.get(name)) for name in names]
     return [
         f"{name}: {_words(ours)} in {base.name}, {_words(theirs)} in {run.name}"
         for name, ours, theirs in told
@@ -47,7 +53,7 @@ def _words(value: object) -> str:
 
 
 def _tasks(base: Run, run: Run) -> Iterable[str]:
-    ours, theirs = _answers(base.samples), _answers(run.samples)
+    ours, theirs = _asked(base.samples), _asked(run.samples)
     for name, only in (
         (base.name, [task for task in ours if task not in theirs]),
         (run.name, [task for task in theirs if task not in ours]),
@@ -60,7 +66,7 @@ def _tasks(base: Run, run: Run) -> Iterable[str]:
 
 
 def _problems(
-    task: str, base: Run, run: Run, ours: Mapping[str, str], theirs: Mapping[str, str]
+    task: str, base: Run, run: Run, ours: Mapping[str, Asked], theirs: Mapping[str, Asked]
 ) -> Iterable[str]:
     for name, mine, other in ((base.name, ours, theirs), (run.name, theirs, ours)):
         only = [problem for problem in mine if problem not in other]
@@ -68,9 +74,15 @@ def _problems(
             yield f"{task}: {_some(only)} only in {name}"
     changed = [problem for problem in ours if theirs.get(problem, ours[problem]) != ours[problem]]
     if changed:
-        yield f"{task}: {_some(changed)} with another expected answer"
-    if not graded_keys(base, task) & graded_keys(run, task):
+        yield f"{task}: {_some(changed)} with another question or expected answer, not paired"
+    if len(changed) < len(ours.keys() & theirs.keys()) and not _graded(base, task) & _graded(
+        run, task
+    ):
         yield f"{task}: no sample that both graded"
+
+
+def _graded(run: Run, task: str) -> set[tuple[str, str, int]]:
+    return {sample.key for sample in run.samples if sample.graded and sample.task == task}
 
 
 def _some(problems: list[str]) -> str:
@@ -79,9 +91,9 @@ def _some(problems: list[str]) -> str:
     return f"{len(problems)} {noun} ({', '.join(problems[:3])}{more})"
 
 
-def _answers(samples: Iterable[Sample]) -> dict[str, dict[str, str]]:
-    """Expected answers by task and problem."""
-    answers: dict[str, dict[str, str]] = {}
+def _asked(samples: Iterable[Sample]) -> dict[str, dict[str, Asked]]:
+    """By task and problem."""
+    asked: dict[str, dict[str, Asked]] = {}
     for sample in samples:
-        answers.setdefault(sample.task, {})[sample.problem] = sample.expected
-    return answers
+        asked.setdefault(sample.task, {})[sample.problem] = sample.question, sample.expected
+    return asked

@@ -65,9 +65,10 @@ AXES = (
     ),
     Axis(
         "Accuracy and KV memory",
-        "KV memory held over time, a sample (GB·s)",
-        "Bytes that the KV cache held, integrated over the task's time, over its samples.",
-        lambda s: _per_sample(None if s.kv_byte_seconds is None else s.kv_byte_seconds / 1e9, s),
+        "KV memory held over steps, a sample (GB x steps)",
+        "KV bytes held through each step, summed over the task's steps, over its samples: the "
+        "machine's speed doesn't enter.",
+        lambda s: _per_sample(None if s.kv_byte_steps is None else s.kv_byte_steps / 1e9, s),
     ),
     Axis(
         "Accuracy and time",

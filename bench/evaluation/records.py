@@ -10,12 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from engine.scheduler.detect import Loop
+
 Interval = tuple[float, float]
 """A 95 % confidence interval."""
 
 Verdict = Literal["right", "wrong", "unanswered", "grader_error", "error"]
 """`unanswered` gave no boxed answer and counts as wrong; `grader_error` (the grader failed or ran
 out of time) and `error` (the problem crashed) count as neither, and are shown."""
+
+ANSWER_MARKER = "\\boxed{"
 
 GRADED: frozenset[str] = frozenset(("right", "wrong", "unanswered"))
 
@@ -60,6 +64,33 @@ class Generation:
     token_ids: tuple[int, ...] | None = None
     error: str | None = None
 
+    @property
+    def chain(self) -> str:
+        """The chain's text."""
+        return self.thinking if self.closed is not None else before_answer(self.text)
+
+
+def before_answer(text: str) -> str:
+    """The chain of a model without markers: what stands before its last answer, if it gave one."""
+    before, found, after = text.rpartition(ANSWER_MARKER)
+    return before if found else after
+
+
+def failed(error: str, seconds: float = 0.0) -> Generation:
+    """Nothing was made."""
+    return Generation(
+        text="",
+        thinking="",
+        finish_reason="error",
+        prompt_tokens=0,
+        output_tokens=0,
+        thinking_tokens=0,
+        answer_tokens=0,
+        closed=None,
+        seconds=seconds,
+        error=error,
+    )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anatomy:
@@ -72,14 +103,6 @@ class Anatomy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loop:
-    """An exact cycle at the end of the output tokens."""
-
-    start: int  # output tokens before the first copy
-    period: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """One graded answer: a line of a run's record."""
 
@@ -87,6 +110,7 @@ class Sample:
     problem: str
     index: int  # of n samples of the problem
     seed: int
+    question: str  # its digest: generators may ask otherwise under the same id
     expected: str
     verdict: Verdict
     answer: str | None
@@ -107,6 +131,11 @@ class Sample:
     @property
     def key(self) -> tuple[str, str, int]:
         return self.task, self.problem, self.index
+
+    def pairs_with(self, other: Sample) -> bool:
+        """Both are graded answers to the same question."""
+        asked = [(s.key, s.question, s.expected) for s in (self, other)]
+        return self.graded and other.graded and asked[0] == asked[1]
 
     @property
     def graded(self) -> bool:
@@ -134,7 +163,7 @@ class Usage:
     kv_byte_steps: float | None = None
     kv_byte_seconds: float | None = None
     kv_side_byte_seconds: float | None = None  # the part that is side state
-    kv_peak_bytes: int | None = None  # cells
+    kv_peak_bytes: int | None = None
     preemptions: int | None = None
     ran_tokens: Mapping[str, int] = field(default_factory=dict)  # by role, prompts too
 
@@ -224,6 +253,7 @@ class TaskComparison:
     inflation: Ratio  # all pairs
     inflation_both_right: Ratio
     inflation_below_limit: Ratio  # neither hit the limit
+    same_tokens: int | None  # pairs with the same output tokens; None if a run doesn't tell
     base_at_limit: int  # samples of the pairs
     run_at_limit: int
     per_token_speedup: float | None  # tokens/s of the run over the base's

@@ -106,7 +106,7 @@ def _summaries(runs: Sequence[Run]) -> dict[str, list[Summary | None]]:
         task: [run.tasks.get(task) for run in runs] for task in tasks
     }
     if len(tasks) > 1:
-        found["all tasks (samples pooled)"] = [run.summary for run in runs]
+        found["all pooled"] = [run.summary for run in runs]
     return found
 
 

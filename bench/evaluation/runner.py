@@ -12,9 +12,9 @@ from typing import Any, Protocol
 from bench.evaluation import prompts
 from bench.evaluation.anatomy import take_apart
 from bench.evaluation.backend import Ask, Backend, Sampling
-from bench.evaluation.records import Generation, Loop, Problem, Sample, Usage, Verdicted
+from bench.evaluation.records import Generation, Problem, Sample, Usage, Verdicted
 from bench.evaluation.store import Store
-from engine.scheduler.detect import find_loop
+from engine.scheduler.detect import Loop, find_loop
 
 Tasks = Mapping[str, Sequence[Problem]]
 
@@ -127,6 +127,7 @@ def _sample(ask: Ask, problem: Problem, made: Generation, graded: Verdicted) -> 
         problem=name,
         index=index,
         seed=ask.params.seed,
+        question=digest_of(problem.question),
         expected=problem.answer,
         verdict=graded.verdict,
         answer=graded.answer,
@@ -138,30 +139,23 @@ def _sample(ask: Ask, problem: Problem, made: Generation, graded: Verdicted) -> 
         answer_tokens=made.answer_tokens,
         closed=made.closed,
         seconds=made.seconds,
-        loop=None if made.token_ids is None else _loop(made.token_ids),
-        anatomy=None if crashed else take_apart(_chain(made), graded.answer, problem.answer),
+        loop=_loop(made),
+        anatomy=None if crashed else take_apart(made.chain, graded.answer, problem.answer),
         digest=None if made.token_ids is None else digest_of(made.token_ids),
         text=made.text,
         thinking=made.thinking,
     )
 
 
-def _chain(made: Generation) -> str:
-    """The chain's text."""
-    if made.closed is not None:
-        return made.thinking
-    chain, box, rest = made.text.rpartition("\\boxed{")
-    return chain if box else rest
+def _loop(made: Generation) -> Loop | None:
+    """Where the output ends in one; an end-of-sequence token isn't of its text."""
+    if made.token_ids is None:
+        return None
+    return find_loop(made.token_ids[:-1] if made.finish_reason == "stop" else made.token_ids)
 
 
-def _loop(tokens: Sequence[int]) -> Loop | None:
-    """Where the output ends in one, an end-of-sequence token left aside."""
-    found = find_loop(tokens) or find_loop(tokens[:-1])
-    return None if found is None else Loop(start=found.start, period=found.period)
-
-
-def digest_of(items: Sequence[object]) -> str:
-    """Of tokens or problems: tells at a glance whether two runs had the same."""
+def digest_of(items: Sequence[Any]) -> str:
+    """Of tokens, problems or text: tells at a glance whether two runs had the same."""
     return hashlib.blake2b(repr(list(items)).encode(), digest_size=8).hexdigest()
 
 

@@ -12,12 +12,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from bench.evaluation.records import Generation
+from bench.evaluation.records import Generation, before_answer
 
 Encode = Callable[[str], list[int]]
 """Text to token ids, without BOS."""
 
-ANSWER_MARKER = "\\boxed{"
 START, END = "<think>", "</think>"
 
 _MARKERS = re.compile(f"({START}|{END})")
@@ -66,21 +65,6 @@ def generation_from(body: Any, seconds: float, encode: Encode | None) -> Generat
     )
 
 
-def failed(error: str, seconds: float) -> Generation:
-    return Generation(
-        text="",
-        thinking="",
-        finish_reason="error",
-        prompt_tokens=0,
-        output_tokens=0,
-        thinking_tokens=0,
-        answer_tokens=0,
-        closed=None,
-        seconds=seconds,
-        error=error,
-    )
-
-
 def split(message: Mapping[str, Any], finish_reason: str) -> Parts:
     """Thinking and answer of one message; an empty reasoning field is none."""
     content = _text(message, "content")
@@ -91,8 +75,7 @@ def split(message: Mapping[str, Any], finish_reason: str) -> Parts:
     if END in content or START in content:
         thinking, text, closed = _split_markers(content)
         return Parts(thinking, text, thinking, content, closed)
-    before, found, _ = content.rpartition(ANSWER_MARKER)
-    return Parts("", content, before if found else content, content, None)
+    return Parts("", content, before_answer(content), content, None)
 
 
 def _split_markers(content: str) -> tuple[str, str, bool]:

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit, urlunsplit
 import openai
 
 from bench.evaluation.backend import Ask
-from bench.evaluation.records import Generation, Usage
-from bench.evaluation.server_answer import Encode, failed, generation_from
+from bench.evaluation.records import Generation, Usage, failed
+from bench.evaluation.server_answer import Encode, generation_from
 
 MAX_RETRIES = 3
 """Of one request, by the client: lost connections, time-outs, 429 and 5xx."""

@@ -20,7 +20,7 @@ def summary_table(run: Run) -> Group:
     """Accuracy, lengths, endings and cost of each task, and of all pooled if there are several."""
     summaries = dict(run.tasks)
     if len(summaries) > 1:
-        summaries["all tasks"] = run.summary
+        summaries["all pooled"] = run.summary
     parts: list[RenderableType] = [Text(run.name, style="bold")]
     for group in figures.GROUPS.values():
         rows = ([name, *(f.show(summary) for f in group)] for name, summary in summaries.items())
@@ -46,7 +46,7 @@ def _compared(comparison: Comparison, group: Sequence[figures.Compared]) -> Tabl
     rows = [[task.task, *(f.show(task) for f in group)] for task in comparison.tasks]
     overall = [f.overall(comparison) for f in group]
     if len(rows) > 1 and any(overall):
-        rows.append(["all tasks", *overall])
+        rows.append(["mean of tasks", *overall])
     return _table([figure.name for figure in group], rows)
 
 

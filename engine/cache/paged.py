@@ -265,10 +265,6 @@ class PagedCache:
             evicted_cells=self._evicted,
         )
 
-    def reset_peak(self) -> None:
-        """`peak_pages` counts from here on."""
-        self._pool.peak = self._pool.used
-
     def computed(self, slot: int) -> int:
         """Tokens that the slot's cells stand for."""
         return self._tables.computed[slot]

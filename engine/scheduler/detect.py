@@ -12,7 +12,6 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +36,8 @@ class LoopSpec:
         return max(self.copies * period, self.least_tokens)
 
 
-class Loop(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Loop:
     """A cycle at the end of some tokens.
 
     `period` is the smallest that makes a loop. `start` is the first index from which on every

@@ -17,6 +17,7 @@ def sample(problem: str = "p0", thinking_tokens: int = 10, **fields: Any) -> Sam
         "task": "sums",
         "index": 0,
         "seed": 0,
+        "question": "q0",
         "expected": "8",
         "verdict": "right",
         "answer": "8",

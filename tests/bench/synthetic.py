@@ -9,7 +9,6 @@ from typing import Any
 from bench.evaluation.records import (
     Anatomy,
     Comparison,
-    Loop,
     Ratio,
     Run,
     Sample,
@@ -17,6 +16,7 @@ from bench.evaluation.records import (
     TaskComparison,
     Verdict,
 )
+from engine.scheduler.detect import Loop
 
 ANATOMY = Anatomy(thoughts=12, repetition=0.25, first_answer=0.6, first_right=None)
 
@@ -27,6 +27,7 @@ def sample(index: int = 0, verdict: Verdict = "right", **changes: Any) -> Sample
         problem=f"p{index}",
         index=0,
         seed=index,
+        question="q",
         expected="42",
         verdict=verdict,
         answer="42" if verdict == "right" else None,
@@ -150,6 +151,7 @@ def comparison(base: Run, other: Run) -> Comparison:
             inflation=ratio,
             inflation_both_right=replace(ratio, pairs=150, ratio=1.09, ci=(1.01, 1.17)),
             inflation_below_limit=Ratio(pairs=0, ratio=None, ci=None),
+            same_tokens=31,
             base_at_limit=3,
             run_at_limit=17,
             per_token_speedup=1.5,

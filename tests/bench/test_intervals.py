@@ -7,7 +7,7 @@ import pytest
 
 from bench.evaluation.intervals import (
     accuracy_interval,
-    mean_of_means_interval,
+    mean_of_differences_interval,
     mean_of_ratios_interval,
     wilson,
 )
@@ -94,10 +94,24 @@ def _fewer_draws(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bootstrap_covers_a_known_difference() -> None:
     generator = np.random.default_rng(2)
     differences = generator.choice([-1.0, 0.0, 1.0], (80, 50), p=[0.25, 0.6, 0.15])
-    intervals = [mean_of_means_interval([row]) for row in differences]
-    assert sum(low <= -0.1 <= high for low, high in filter(None, intervals)) >= 70
-    far = [not low <= -0.5 <= high for low, high in filter(None, intervals)]
+    intervals = [mean_of_differences_interval([row]) for row in differences]
+    assert sum(low <= -0.1 <= high for low, high in intervals) >= 70
+    far = [not low <= -0.5 <= high for low, high in intervals]
     assert sum(far) >= 75
+
+
+@pytest.mark.usefixtures("_fewer_draws")
+@pytest.mark.parametrize("problems", [8, 20, 40])
+def test_runs_that_mostly_agree_get_no_point(problems: int) -> None:
+    """The usual comparison: one verdict in 14 differs, and few samples see it."""
+    generator = np.random.default_rng(problems)
+    shape = (100, problems)
+    differences = generator.choice([-1.0, 0.0, 1.0], shape, p=[0.06, 0.93, 0.01])
+    intervals = [mean_of_differences_interval([row]) for row in differences]
+    assert sum(low <= -0.05 <= high for low, high in intervals) >= 90
+    same_low, same_high = mean_of_differences_interval([np.zeros(problems)])
+    assert same_low < 0 < same_high
+    assert same_high - same_low < 6 / problems
 
 
 @pytest.mark.usefixtures("_fewer_draws")
@@ -115,24 +129,24 @@ def test_bootstrap_covers_a_known_ratio() -> None:
 
 def test_bootstrap_is_deterministic_and_bounded_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.random.default_rng(4).random(30)
-    first = mean_of_means_interval([values])
-    assert mean_of_means_interval([values]) == first
+    first = mean_of_differences_interval([values])
+    assert mean_of_differences_interval([values]) == first
     monkeypatch.setattr("bench.evaluation.intervals._CHUNK_CELLS", 1000)
-    assert mean_of_means_interval([values]) == first
+    assert mean_of_differences_interval([values]) == first
 
 
 def test_tasks_are_drawn_apart() -> None:
     """Two alike tasks, drawn alike, would vary as one does; apart they vary less."""
     values = np.random.default_rng(5).random(40)
-    one, two = mean_of_means_interval([values]), mean_of_means_interval([values, values])
-    assert one is not None
-    assert two is not None
+    one, two = (
+        mean_of_differences_interval([values]),
+        mean_of_differences_interval([values, values]),
+    )
     assert (two[1] - two[0]) / (one[1] - one[0]) == pytest.approx(0.5**0.5, abs=0.05)
 
 
 def test_bootstrap_of_too_little() -> None:
-    assert mean_of_means_interval([]) is None
-    assert mean_of_means_interval([[0.0, 1.0], [0.5]]) is None
+    assert mean_of_differences_interval([]) == (-1.0, 1.0)
     assert mean_of_ratios_interval([[[1.0, 2.0]]]) is None
     assert mean_of_ratios_interval([[[1.0, 0.0], [2.0, 0.0]]]) is None
     interval = mean_of_ratios_interval([[[1.0, 0.0], [2.0, 1.0]]])  # a quarter of draws undefined

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from bench.evaluation.records import Loop, Run, Usage
+from bench.evaluation.records import Run, Usage
 from bench.evaluation.records_json import (
     from_json,
     line_from_json,
     line_to_json,
     to_json,
 )
+from engine.scheduler.detect import Loop
 from tests.bench.samples import run_of, sample
 
 

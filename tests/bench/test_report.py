@@ -98,7 +98,9 @@ def test_intervals_of_few_problems_are_called_too_narrow(tmp_path: Path) -> None
     run = synthetic.run()
     compared = synthetic.comparison(run, run)
     few = replace(compared, tasks=(replace(compared.tasks[0], problems=19),))
-    assert "pairs in gsm8k (19): intervals there are too narrow" in written(tmp_path, [run], [few])
+    assert "pairs in gsm8k (19): intervals of ratios are too narrow there" in written(
+        tmp_path, [run], [few]
+    )
     assert "too narrow" not in written(tmp_path, [run], [compared])
 
 

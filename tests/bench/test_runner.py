@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from bench.evaluation.backend import Ask, Sampling
-from bench.evaluation.records import Generation, Loop, Problem, Sample, Usage, Verdicted
+from bench.evaluation.records import Generation, Problem, Sample, Usage, Verdicted
 from bench.evaluation.runner import Plan, digest_of, measure, seed_of
 from bench.evaluation.store import Store
 from bench.evaluation.summary import summarise
+from engine.scheduler.detect import Loop
 
 PROBLEMS = {
     task: [

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from bench.evaluation.intervals import accuracy_interval, wilson
-from bench.evaluation.records import Anatomy, Loop, Sample, Usage, Verdict
+from bench.evaluation.records import Anatomy, Sample, Usage, Verdict
 from bench.evaluation.records_json import to_json
 from bench.evaluation.summary import summarise
+from engine.scheduler.detect import Loop
 from tests.bench.samples import run_of, sample
 
 CRASHED: dict[str, Any] = {"verdict": "error", "error": "out of memory", "anatomy": None}

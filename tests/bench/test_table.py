@@ -42,7 +42,7 @@ def test_every_figure_of_a_run_is_whole(width: int) -> None:
 
 
 def test_one_task_has_no_pooled_row() -> None:
-    assert "all tasks" not in rendered(summary_table(synthetic.run()), 100)
+    assert "all pooled" not in rendered(summary_table(synthetic.run()), 100)
 
 
 def test_figures_that_nobody_knows_are_said_to_be_missing() -> None:
@@ -86,6 +86,6 @@ def test_intervals_of_few_problems_are_called_too_narrow() -> None:
         counted = tuple(replace(task, problems=count) for task, count in tasks)
         return rendered(comparison_table([replace(compared, tasks=counted)]), 200)
 
-    assert "pairs in gsm8k (19): intervals there are too narrow" in text_of(19, 20)
+    assert "pairs in gsm8k (19): intervals of ratios are too narrow there" in text_of(19, 20)
     assert "pairs in gsm8k (3), reasoning-gym/countdown (19): " in text_of(3, 19)
     assert "narrow" not in text_of(20, 20)
