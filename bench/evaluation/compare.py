@@ -22,6 +22,7 @@ from bench.evaluation.intervals import (
 )
 from bench.evaluation.mismatch import mismatches
 from bench.evaluation.records import Comparison, Interval, Ratio, Run, Sample, TaskComparison
+from bench.evaluation.summary import summarise
 
 Pair = tuple[Sample, Sample]  # of base and run
 
@@ -68,8 +69,8 @@ def _pairs_by_task(base: Run, run: Run) -> dict[str, list[Pair]]:
 def _compare_task(task: str, pairs: Sequence[Pair], base: Run, run: Run) -> TaskComparison:
     base_scores, run_scores = _scores(pairs).T
     inflation = _ratio(pairs)
-    base_summary, run_summary = base.tasks[task], run.tasks[task]
-    speedup = _quotient(run_summary.tokens_per_s or None, base_summary.tokens_per_s)
+    base_speed, run_speed = base.tasks[task].tokens_per_s, run.tasks[task].tokens_per_s
+    speedup = _quotient(run_speed or None, base_speed)
     return TaskComparison(
         task=task,
         problems=len(base_scores),
@@ -87,8 +88,10 @@ def _compare_task(task: str, pairs: Sequence[Pair], base: Run, run: Run) -> Task
         run_at_limit=sum(b.at_limit for _, b in pairs),
         per_token_speedup=speedup,
         end_to_end_speedup=_quotient(speedup, inflation.ratio),
-        base=base_summary,
-        run=run_summary,
+        base_tokens_per_s=base_speed,
+        run_tokens_per_s=run_speed,
+        base=summarise([a for a, _ in pairs], []),
+        run=summarise([b for _, b in pairs], []),
     )
 
 

@@ -224,8 +224,8 @@ def _ratio(ratio: Ratio) -> str:
 COMPARED_ACCURACY = (
     Compared(
         "pairs",
-        "Samples of the same problem and seed that both runs graded. Differences of accuracy and "
-        "length are on these; speed and anatomy are of each run's whole task.",
+        "Samples of the same problem and seed that both runs graded. Everything here is of these, "
+        "but speed, which is of each run's whole task.",
         lambda t: f"{t.pairs:,} (+ {t.unpaired:,} unpaired)",
     ),
     Compared(
@@ -284,8 +284,11 @@ COMPARED_ENDINGS = (
 COMPARED_SPEED = (
     Compared(
         "speed, base → run",
-        "Output tokens by wall clock.",
-        _beside(SPEED),
+        SPEED.meaning,
+        lambda t: (
+            f"{units.amount(t.base_tokens_per_s, 'tok/s')}\n"
+            f"→ {units.amount(t.run_tokens_per_s, 'tok/s')}"
+        ),
     ),
     Compared(
         "per token",

@@ -256,9 +256,11 @@ class TaskComparison:
     same_tokens: int | None  # pairs with the same output tokens; None if a run doesn't tell
     base_at_limit: int  # samples of the pairs
     run_at_limit: int
+    base_tokens_per_s: float  # of the whole task
+    run_tokens_per_s: float
     per_token_speedup: float | None  # tokens/s of the run over the base's
     end_to_end_speedup: float | None  # per-token speed-up / inflation
-    base: Summary
+    base: Summary  # of the pairs, without costs
     run: Summary
 
 

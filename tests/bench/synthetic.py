@@ -154,6 +154,8 @@ def comparison(base: Run, other: Run) -> Comparison:
             same_tokens=31,
             base_at_limit=3,
             run_at_limit=17,
+            base_tokens_per_s=base.tasks[task].tokens_per_s,
+            run_tokens_per_s=other.tasks[task].tokens_per_s,
             per_token_speedup=1.5,
             end_to_end_speedup=1.216,
             base=base.tasks[task],
