@@ -44,7 +44,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         prog="python -m bench.quality", description=(__doc__ or "").split("\n\n")[0]
     )
     add_engine_options(parser)
-    parser.add_argument("--name", help="what the run is called; the model's name without it")
+    parser.add_argument("--name", help="what the run is called; without it the name of its --json")
     asked = parser.add_argument_group("what is asked")
     asked.add_argument(
         "--task",
@@ -99,7 +99,11 @@ def main() -> None:
     try:
         check(args)
         bases = [read_run(path) for path in args.vs]
-        run = execute(args, load_tasks(args))
+        tasks = load_tasks(args)
+        for base in bases:
+            if tasks.keys().isdisjoint(base.tasks):
+                raise ValueError(f"--vs {base.name} has other tasks: {', '.join(base.tasks)}")
+        run = execute(args, tasks)
         show(run, bases, args.report)
     except (ValueError, OSError) as error:
         sys.exit(f"quality: {error}")
@@ -119,10 +123,16 @@ def check(args: argparse.Namespace) -> None:
         raise ValueError(
             f"--samples {args.samples} at --temperature 0 are all the same: give a temperature"
         )
-    for name in ("json", "report"):
-        path = getattr(args, name)
-        if path is not None and not path.resolve().parent.is_dir():
-            raise ValueError(f"--{name} {path}: there is no folder {path.parent}")
+    given = [("json", args.json), ("report", args.report)]
+    taken = {path.resolve(): "vs" for path in args.vs}
+    for name, path in ((name, path) for name, path in given if path is not None):
+        if path.is_dir():
+            raise ValueError(f"--{name} {path} is a folder: name a file")
+        if not os.access(path.resolve().parent, os.W_OK):
+            raise ValueError(f"--{name} {path}: there is no folder {path.parent} to write to")
+        if path.resolve() in taken:
+            raise ValueError(f"--{name} and --{taken[path.resolve()]} are one file, {path}")
+        taken[path.resolve()] = name
 
 
 def sampling_of(args: argparse.Namespace) -> Sampling:
@@ -166,6 +176,9 @@ def execute(args: argparse.Namespace, tasks: Mapping[str, Sequence[Problem]]) ->
         grading = stack.enter_context(Grading())
         with Live() as live:
             measure(plan, backend, grading, store, live)
+        failures = [sample.error for sample in store.samples if sample.verdict == "error"]
+        if len(failures) == len(store.samples):
+            raise ValueError(f"every sample failed, the first with: {failures[0]}")
         run = run_of(args, store, backend)
         store.finish(to_json(run))
     return run
@@ -208,7 +221,7 @@ def run_of(args: argparse.Namespace, store: Store, backend: Backend) -> Run:
 
     where = {**environment(), **backend.environment(), "resumed_samples": store.resumed}
     return Run(
-        name=args.name or args.model,
+        name=args.name or (args.json.stem if args.json else args.model),
         chain_rule=backend.chain_rule,
         settings=store.settings,
         environment=where,

@@ -11,7 +11,7 @@ from bench.common import peak_rss_bytes
 from bench.evaluation import prompts
 from bench.evaluation.backend import Ask
 from bench.evaluation.records import Generation, Usage, failed
-from engine import Engine, Output, SamplingParams
+from engine import Choice, Engine, Output, SamplingParams
 from engine.build import SAMPLING_FIELDS, Loaded
 from engine.engine import Prompt
 from engine.request import MAIN
@@ -84,7 +84,7 @@ class EngineBackend:
             closed=self._closed(output),
             seconds=seconds,
             token_ids=choice.token_ids,
-            error=str(choice.stop_reason) if choice.finish_reason == "error" else None,
+            error=_error(choice),
         )
 
     def _closed(self, output: Output) -> bool | None:
@@ -125,6 +125,7 @@ class EngineBackend:
         return {
             "backend": "taut",
             "models": {role: model.checkpoint.source for role, model in models.items()},
+            "max_model_len": self._engine.max_model_len,
             "sampling_defaults": _defaults(models[MAIN]),
             "peak_rss_bytes": peak_rss_bytes(),
         }
@@ -135,6 +136,13 @@ class EngineBackend:
 
 class _Live(dict[str, tuple[Ask, float]]):
     """What is in flight: by request id, the ask and when it was submitted."""
+
+
+def _error(choice: Choice) -> str | None:
+    """Why there is no answer to grade."""
+    if choice.finish_reason not in ("error", "abort"):
+        return None
+    return str(choice.stop_reason or "the request was aborted")
 
 
 def _params(ask: Ask) -> SamplingParams:

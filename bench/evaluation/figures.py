@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
 from bench.evaluation import units
-from bench.evaluation.records import Comparison, Ratio, Summary, TaskComparison
+from bench.evaluation.records import Comparison, Ratio, Run, Summary, TaskComparison
 
 
 class Figure(NamedTuple):
@@ -40,6 +41,12 @@ def few_problems(comparison: Comparison) -> str | None:
         f"Fewer than {ENOUGH_PROBLEMS} problems have pairs in {named}: intervals of ratios are too "
         "narrow there (with 15 problems, 95 % ones cover about 90 %)."
     )
+
+
+def failures(run: Run) -> list[tuple[str, int]]:
+    """What went wrong with samples that aren't graded, and how often; the commonest ten."""
+    messages = Counter(f"{s.verdict}: {s.error}" for s in run.samples if not s.graded)
+    return messages.most_common(10)
 
 
 def graded(summary: Summary) -> int:

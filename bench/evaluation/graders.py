@@ -46,7 +46,9 @@ def extract_boxed(text: str) -> str | None:
     return best[1] if best else None
 
 
-_WORDS = re.compile(r"\\(?:text(?:bf|it|rm)?|math(?:rm|bf|it)|mbox|operatorname)\s*\{([^{}]*)\}")
+_WORDS = re.compile(
+    r"\\(?:text(?:bf|it|rm)?|math(?:rm|bf|it)|mbox|operatorname|underline|emph)\s*\{([^{}]*)\}"
+)
 _THOUSANDS = re.compile(r"(?<=\d)(?:\\[,;: ]|\{,\}|[~\u00a0\u202f])(?=\d{3}(?!\d))")
 
 
@@ -67,7 +69,9 @@ def _without_words(text: str) -> str:
 
 _LONGEST = 500  # characters; a longer box holds no final number, and int() refuses 4300 digits
 _EQUALS = re.compile(r"=|\\approx|≈")
-_NOT_READ = re.compile(r"\\(?:left|right)(?![A-Za-z])|\\q?quad|\\[,;: ]|[~\u00a0\u202f]")
+_NOT_READ = re.compile(
+    r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\\\|\\q?quad|\\[,;: ]|[~\u00a0\u202f]"
+)
 _FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))")
 _TIMES_TEN = re.compile(r"\s?(?:\\times|\\cdot|[*\u00d7\u00b7])\s?10\s?\^\s?\{?\s?([-+]?\d+)\s?\}?")
 _UNIT_POWER = re.compile(r"(?<=[A-Za-z])\s?\^\s?\{?-?\d\}?|\^\s?\{?\s?\\circ\s?\}?")
@@ -77,7 +81,7 @@ _NUMBER = re.compile(
     rf"(?:(?P<whole>\d+)\s(?=\d+\s?/\s?\d))?"
     rf"(?P<top>{_UNSIGNED})(?:\s?/\s?(?P<bottom>[-+]?{_UNSIGNED}))?"
 )
-_MORE = re.compile(r"[\d\\^*+]")  # another number, or an expression that nobody worked out
+_MORE = re.compile(r"[\d\\^*+!]")  # another number, or an expression that nobody worked out
 
 
 def read_number(text: str) -> Fraction | None:

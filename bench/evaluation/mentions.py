@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
+from itertools import pairwise
 
 _SEPARATOR = r"(?:,|\{,\}|\\,|,\\!)"  # of thousands
 _MINUS = r"[-\u2212]"
@@ -51,14 +52,17 @@ def _pattern(answer: str) -> re.Pattern[str] | None:
     if not tokens:
         return None
     words = not latex and len(bare) > 1 and bare.replace(" ", "").isalpha()
-    body = f"{_IGNORED}*".join(map(_token_pattern, tokens))
+    body = _token_pattern(tokens[0])
+    for last, token in pairwise(tokens):  # never two repeats of white space side by side
+        apart = "" if last.isspace() or token.isspace() else f"{_IGNORED}*+"
+        body += apart + _token_pattern(token)
     before, after = _before(tokens[0], words), _after(tokens[-1])
     return re.compile(before + body + after, re.IGNORECASE if words else 0)
 
 
 def _token_pattern(token: str) -> str:
     if token.isspace():
-        return r"\s+"
+        return r"\s++"
     if re.fullmatch(_MINUS, token):
         return _MINUS
     if token in (r"\frac", r"\dfrac", r"\tfrac"):

@@ -20,7 +20,7 @@ FAIR_SETTINGS = (
 """Settings that both runs must share; models, weights and KV policies are what is compared."""
 
 COST_SETTINGS = ("max_num_seqs", "max_batched_tokens", "concurrency")
-COST_ENVIRONMENT = ("cpu", "cpus", "threads", "gpu", "backend")
+COST_ENVIRONMENT = ("cpu", "cpus", "threads", "gpu", "backend", "resumed_samples")
 """Where these differ, speeds don't compare; answers do."""
 
 
@@ -36,6 +36,8 @@ def mismatches(base: Run, run: Run) -> list[str]:
 def _settings(base: Run, run: Run) -> list[str]:
     told = [(name, base.settings.get(name), run.settings.get(name)) for name in FAIR_SETTINGS]
     told.append(("what counts as the chain", base.chain_rule, run.chain_rule))
+    limits = (each.environment.get("max_model_len") for each in (base, run))
+    told.append(("max_model_len", *limits))
     for names, ours, theirs in (
         (COST_SETTINGS, base.settings, run.settings),
         (COST_ENVIRONMENT, base.environment, run.environment),

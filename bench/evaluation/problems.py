@@ -23,6 +23,7 @@ GRADER = {"gsm8k": "number", "math": "math"}
 """The tasks that are read from a source, with their grader."""
 
 _GYM = "reasoning-gym"
+_NONSENSE = "bananas"  # no problem's answer
 _SETTINGS = ("seed", "size")  # of every generator, and ours to set
 
 
@@ -130,8 +131,8 @@ def _generator(name: str, params: Mapping[str, Any], *, seed: int, size: int) ->
 
     try:
         return reasoning_gym.create_dataset(name, seed=seed, size=size, **params)
-    except (AssertionError, TypeError, ValueError) as error:
-        raise ValueError(f"reasoning-gym:{name}: {error}") from None
+    except Exception as error:  # it is a stranger's, and checks little
+        raise ValueError(f"reasoning-gym:{name}: {type(error).__name__}: {error}") from None
 
 
 def _generated(task: Task, source: str | None, limit: int | None, seed: int) -> list[Problem]:
@@ -140,7 +141,10 @@ def _generated(task: Task, source: str | None, limit: int | None, seed: int) -> 
         raise ValueError(f"{task.name} generates its problems: it takes no source")
     if limit is None:
         raise ValueError(f"{task.name} never ends: give a limit")
-    entries = _generator(task.generator, task.params, seed=seed, size=limit)
+    made = _generator(task.generator, task.params, seed=seed, size=limit)
+    entries = [made[i] for i in range(limit)]
+    if any(_takes_anything(made, entry) for entry in entries):
+        raise ValueError(f"{task.name} can't be graded: its scorer takes anything for right")
     return [
         Problem(
             id=f"{task.generator}-{seed}-{index}",
@@ -150,8 +154,15 @@ def _generated(task: Task, source: str | None, limit: int | None, seed: int) -> 
             grader=_GYM,
             entry={"name": task.generator, "params": dict(task.params), "entry": entry},
         )
-        for index, entry in ((i, entries[i]) for i in range(limit))
+        for index, entry in enumerate(entries)
     ]
+
+
+def _takes_anything(generator: Any, entry: Mapping[str, Any]) -> bool:
+    try:
+        return float(generator.score_answer(_NONSENSE, entry)) >= 1.0
+    except Exception:  # some scorers raise at what isn't of their form
+        return False
 
 
 # -- sources ---------------------------------------------------------------------------------------
@@ -167,7 +178,7 @@ def _rows(source: str) -> Iterator[Row]:
 
 
 def _lines(path: Path) -> Iterator[Row]:
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8-sig") as file:
         for number, line in _numbered(path, file):
             where = f"{path}:{number}"
             try:

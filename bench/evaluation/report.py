@@ -6,7 +6,6 @@ The same input gives the same bytes. Text of models and names are escaped by the
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,7 +56,7 @@ def write_report(path: Path | str, runs: Sequence[Run], comparisons: Sequence[Co
         few_problems=figures.few_problems,
         compared_groups=figures.COMPARED_GROUPS,
         plots=[(plot, Markup(plot.svg or "")) for plot in plots],
-        failures=[(run.name, _failures(run)) for run in runs],
+        failures=[(run.name, figures.failures(run)) for run in runs],
         worst=[(run.name, worst(run.samples)) for run in runs],
         shown=max(1, SAMPLES // len(runs)),
         count=units.count,
@@ -124,9 +123,3 @@ def _flat(mapping: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, s
         else:
             text = value if isinstance(value, str) else json.dumps(value, default=str)
             yield f"{prefix}{name}", text
-
-
-def _failures(run: Run) -> list[tuple[str, int]]:
-    """What went wrong with samples that aren't graded, and how often."""
-    messages = Counter(f"{s.verdict}: {s.error}" for s in run.samples if not s.graded)
-    return messages.most_common(WORST)

@@ -20,7 +20,8 @@ Encode = Callable[[str], list[int]]
 START, END = "<think>", "</think>"
 
 _MARKERS = re.compile(f"({START}|{END})")
-_FINISH_REASONS = ("stop", "length", "abort", "error")
+_FAILED = ("abort", "error")
+_FINISH_REASONS = ("stop", "length", *_FAILED)
 
 
 class Parts(NamedTuple):
@@ -42,7 +43,7 @@ def generation_from(body: Any, seconds: float, encode: Encode | None) -> Generat
     token_ids = None if encode is None else tuple(encode(parts.whole))
     usage = _mapping(body.get("usage"))
     output_tokens = _count(usage.get("completion_tokens"))
-    if output_tokens is None:
+    if not output_tokens and (parts.whole or output_tokens is None):  # some say 0 for "not counted"
         if token_ids is None:
             raise ValueError("the server's answer has no usage.completion_tokens: give --tokenizer")
         output_tokens = len(token_ids)
@@ -61,7 +62,7 @@ def generation_from(body: Any, seconds: float, encode: Encode | None) -> Generat
         closed=parts.closed,
         seconds=seconds,
         token_ids=token_ids,
-        error="the server ended the answer with an error" if finish_reason == "error" else None,
+        error=f"the server ended it with {finish_reason!r}" if finish_reason in _FAILED else None,
     )
 
 
@@ -128,7 +129,7 @@ def _text(message: Mapping[str, Any], name: str) -> str:
 
 
 def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and value >= 0 else None
+    return value if type(value) is int and 0 <= value < 2**53 else None
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -119,7 +119,7 @@ class ServerBackend:
             )
             seconds = time.perf_counter() - start
             return generation_from(_json(response.text), seconds, self._encode)
-        except (openai.APIError, ValueError) as error:
+        except (openai.APIError, ValueError, RecursionError) as error:
             return failed(_words(error), time.perf_counter() - start)
 
     def account(self, seconds: float, generation: Generation) -> None:

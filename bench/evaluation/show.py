@@ -20,9 +20,9 @@ def read_run(path: Path) -> Run:
 
 def show(run: Run, bases: Sequence[Run], report: Path | None) -> None:
     """ValueError: a base that shares no sample with the run."""
-    comparisons = [compare(base, run) for base in bases]
     console = Console()
     console.print(summary_table(run))
+    comparisons = [compare(base, run) for base in bases]
     if comparisons:
         console.print(comparison_table(comparisons))
     if report is not None:

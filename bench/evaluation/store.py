@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 from bench.evaluation.records import Sample, Usage
 from bench.evaluation.records_json import line_from_json, line_to_json
@@ -18,7 +18,8 @@ from bench.evaluation.records_json import line_from_json, line_to_json
 class Store:
     """Samples that are done and what they took, on disk as they come; a context manager.
 
-    ValueError: the record there is of a run with other settings, or is no record.
+    ValueError: the record there is of a run with other settings, is another run's that is at work,
+    or is no record.
     """
 
     def __init__(self, target: Path, settings: Mapping[str, Any]) -> None:
@@ -30,20 +31,42 @@ class Store:
         self.settings = json.loads(json.dumps(settings))
         if not target.parent.is_dir():
             raise ValueError(f"--json {target}: there is no folder {target.parent}")
-        if self._path.exists():
+        self._file = self._path.open("ab")
+        try:
+            self._lock()
             self._read()
-        self._file: BinaryIO | None = None
+        except BaseException:
+            self.close()
+            raise
+
+    def _lock(self) -> None:
+        try:
+            import fcntl
+        except ImportError:  # not on Windows
+            return
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"{self._path} is being written by another run: give another --json"
+            ) from None
 
     def _read(self) -> None:
+        """Samples that crashed are made again; what they took stays."""
         raw = self._path.read_bytes()
         complete = raw[: raw.rfind(b"\n") + 1]  # a line that was cut short is done again
-        head, *lines = complete.decode().splitlines() or [""]
+        head, *lines = complete.decode().split("\n")[:-1] or [""]
         if head:
             self._check(_settings(head))
+        done: dict[tuple[str, str, int], Sample] = {}
         for number, line in enumerate(lines, 2):
             sample, usage = line_from_json(line, f"{self._path}:{number}")
-            self.samples.append(sample)
+            if sample.key in done:
+                raise ValueError(f"{self._path}:{number} is there twice: {sample.key}")
+            if sample.verdict != "error":
+                done[sample.key] = sample
             self.usages.append((sample.task, usage))
+        self.samples = list(done.values())
         self.resumed = len(self.samples)
         os.truncate(self._path, len(complete))
 
@@ -69,10 +92,9 @@ class Store:
         self._write(line_to_json(sample, usage))
 
     def _write(self, line: dict[str, Any]) -> None:
-        if self._file is None:
-            self._file = self._path.open("ab")
-            if not self._path.stat().st_size:
-                self._write({"settings": self.settings})
+        if not self._path.stat().st_size:
+            self._file.write(_encoded({"settings": self.settings}))
+            self._file.flush()
         self._file.write(_encoded(line))
         self._file.flush()
 
@@ -81,12 +103,14 @@ class Store:
         new = self._target.with_name(self._target.name + ".new")
         new.write_bytes(_encoded(run))
         os.replace(new, self._target)
+        self._path.unlink()
         self.close()
-        self._path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
+        """A record of nothing doesn't stay."""
+        if self._path.exists() and not self._path.stat().st_size:
+            self._path.unlink()
+        self._file.close()
 
     def __enter__(self) -> Self:
         return self

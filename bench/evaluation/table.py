@@ -26,6 +26,9 @@ def summary_table(run: Run) -> Group:
         rows = ([name, *(f.show(summary) for f in group)] for name, summary in summaries.items())
         parts.append(_table([figure.name for figure in group], rows))
     parts.append(Text(f"Chain: {run.chain_rule}"))
+    parts += [
+        Text(f"! {count} x {message}", style="yellow") for message, count in figures.failures(run)
+    ]
     return Group(*parts)
 
 

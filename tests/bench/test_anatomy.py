@@ -132,3 +132,10 @@ def test_the_first_place_counts_in_characters_of_the_text() -> None:
     assert first_mention(text, "1000") == text.index("1,000")
     text = r"3 or 4 makes \left( 3 , 4 \right), (3,4)"
     assert first_mention(text, "(3,4)") == text.index("( 3 , 4")
+
+
+def test_a_search_for_words_is_linear() -> None:
+    """A chain that loops on line feeds; backtracking over them would take minutes."""
+    text = "New" + "\n" * 20_000
+    assert first_mention(text, "New York City") is None
+    assert first_mention(text + "York  City", "New York City") == 0

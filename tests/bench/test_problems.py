@@ -173,3 +173,8 @@ def test_prompts() -> None:
     assert plain(messages("Q?", instruction="Box it.", system="S")) == (
         "S\n\nQuestion: Q?\n\nBox it.\n\nAnswer:"
     )
+
+
+def test_a_scorer_that_takes_anything_is_refused() -> None:
+    with pytest.raises(ValueError, match="can't be graded: its scorer takes anything"):
+        load("reasoning-gym:game_of_life_halting", None, 5, seed=0)

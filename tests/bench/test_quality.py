@@ -151,6 +151,8 @@ def test_generated_problems_beside_read_ones(command: Command, tmp_path: Path) -
         (("--report", "no/folder/run.html"), "there is no folder"),
         (("--vs", "none.json"), "none.json"),
         (("--vs", __file__), "isn't a record of a run"),
+        (("--report", "."), "is a folder"),
+        (("--json", "one.html", "--report", "one.html"), "are one file"),
         (("--temperature", -1), "temperature must be"),
         (("--kv-policy", "snapkv"), "budget"),
         (("--weights", "rtn9"), "rtn9"),
@@ -167,6 +169,24 @@ def test_refused_before_anything_runs(
     json_file = () if "--json" in options else ("--json", tmp_path / "run.json")
     assert message in command.refused(*json_file, *options)
     assert not (tmp_path / "run.json.partial").exists()
+
+
+def test_a_base_that_shares_no_task_is_refused_before_anything_runs(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run.json"
+    command.run("--json", out, "--limit", 1)
+    monkeypatch.setattr(quality, "measure", lambda *_: pytest.fail("it ran"))
+    with pytest.raises(SystemExit, match="run has other tasks: gsm8k"):
+        command.exactly("--task", "reasoning-gym:chain_sum", "--limit", 1, "--vs", out)
+
+
+def test_a_run_of_failures_is_no_run(command: Command, problems: Path, tmp_path: Path) -> None:
+    long = {"id": "long", "question": "why? " * 3000, "answer": "1"}
+    problems.write_text(json.dumps(long), encoding="utf-8")
+    out = tmp_path / "run.json"
+    assert "every sample failed, the first with: " in command.refused("--json", out)
+    assert not out.exists()
 
 
 def test_finished_runs_are_compared_without_running(

@@ -194,7 +194,7 @@ FAILURES: dict[str, tuple[Reply, str]] = {
         Reply(200, {"choices": [{"message": {"content": "a"}}]}),
         "usage.completion_tokens: give --tokenizer",
     ),
-    "its own": (completion({"content": "a"}, "error"), "ended the answer with an error"),
+    "its own": (completion({"content": "a"}, "error"), "the server ended it with 'error'"),
 }
 
 

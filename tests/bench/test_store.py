@@ -23,10 +23,11 @@ def test_goes_on_where_it_was(tmp_path: Path) -> None:
     target = tmp_path / "run.json"
     filled(target)
     store = Store(target, SETTINGS)
-    assert store.samples == [sample("p0"), sample("p1", verdict="error", anatomy=None)]
+    assert store.samples == [sample("p0")]  # what crashed is made again
     assert store.usages[0] == ("sums", Usage(wall_seconds=1.0, ran_tokens={"main": 3}))
-    assert store.resumed == 2
-    store.add(sample("p2"), Usage())
+    assert len(store.usages) == 2
+    assert store.resumed == 1
+    store.add(sample("p1"), Usage())
     store.finish({"a": 1})
     assert target.read_text() == '{"a": 1}\n'
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
@@ -93,3 +94,37 @@ def test_half_a_surrogate_pair_does_not_stop_a_run(tmp_path: Path) -> None:
         store.add(sample(text="a\ud83d b"), Usage())
     with Store(target, SETTINGS) as store:
         assert store.samples[0].text == "a? b"
+
+
+def test_a_second_writer_is_refused(tmp_path: Path) -> None:
+    target = tmp_path / "run.json"
+    with Store(target, SETTINGS) as store:
+        store.add(sample(), Usage())
+        with pytest.raises(ValueError, match="being written by another run"):
+            Store(target, SETTINGS)
+        store.add(sample("p1"), Usage())
+    with Store(target, SETTINGS) as store:
+        assert store.resumed == 2
+
+
+def test_a_sample_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    target = tmp_path / "run.json"
+    with Store(target, SETTINGS) as store:
+        store.add(sample(), Usage())
+        store.add(sample(), Usage())
+    with pytest.raises(ValueError, match=r"partial:3 is there twice: \('sums', 'p0', 0\)"):
+        Store(target, SETTINGS)
+
+
+def test_lines_are_told_by_their_newline_alone(tmp_path: Path) -> None:
+    target, text = tmp_path / "run.json", "a\u2028b\x85c\x0cd"
+    with Store(target, SETTINGS) as store:
+        store.add(sample(text=text), Usage())
+    with Store(target, SETTINGS) as store:
+        assert store.samples[0].text == text
+
+
+def test_nothing_done_leaves_nothing(tmp_path: Path) -> None:
+    with Store(tmp_path / "run.json", SETTINGS):
+        pass
+    assert not list(tmp_path.iterdir())
