@@ -19,6 +19,8 @@ FAIR_SETTINGS = (
 )
 """Settings that both runs must share; models, weights and KV policies are what is compared."""
 
+FAIR_ENVIRONMENT = ("max_model_len",)
+
 COST_SETTINGS = ("max_num_seqs", "max_batched_tokens", "concurrency")
 COST_ENVIRONMENT = ("cpu", "cpus", "threads", "gpu", "backend", "resumed_samples")
 """Where these differ, speeds don't compare; answers do."""
@@ -34,15 +36,19 @@ def mismatches(base: Run, run: Run) -> list[str]:
 
 
 def _settings(base: Run, run: Run) -> list[str]:
-    told = [(name, base.settings.get(name), run.settings.get(name)) for name in FAIR_SETTINGS]
+    rows = (
+        ("", FAIR_SETTINGS, base.settings, run.settings),
+        ("", FAIR_ENVIRONMENT, base.environment, run.environment),
+        ("speed: ", COST_SETTINGS, base.settings, run.settings),
+        ("speed: ", COST_ENVIRONMENT, base.environment, run.environment),
+    )
+    told: list[tuple[str, object, object]] = []
     told.append(("what counts as the chain", base.chain_rule, run.chain_rule))
-    limits = (each.environment.get("max_model_len") for each in (base, run))
-    told.append(("max_model_len", *limits))
-    for names, ours, theirs in (
-        (COST_SETTINGS, base.settings, run.settings),
-        (COST_ENVIRONMENT, base.environment, run.environment),
-    ):
-        told += [(f"speed: {name}", ours.get(name), theirs.get(name)) for name in names]
+    told += [
+        (prefix + name, ours.get(name), theirs.get(name))
+        for prefix, names, ours, theirs in rows
+        for name in names
+    ]
     return [
         f"{name}: {_words(ours)} in {base.name}, {_words(theirs)} in {run.name}"
         for name, ours, theirs in told

@@ -213,10 +213,10 @@ def test_mismatches_are_told_in_words() -> None:
     run = run_of([*other, sample("q", task="a")], "run", max_tokens=200, temperature=0.0)
     run = replace(run, chain_rule="all of the text")
     assert mismatches(base, run) == [
+        "what counts as the chain: up to the end marker in base, all of the text in run",
         "max_tokens: 100 in base, 200 in run",
         "temperature: 0.6 in base, 0.0 in run",
         "top_k: 20 in base, not told in run",
-        "what counts as the chain: up to the end marker in base, all of the text in run",
         "a: 1 problem (p2) only in base",
         "a: 1 problem (q) only in run",
         "a: 2 problems (p0, p1) with another question or expected answer, not paired",
