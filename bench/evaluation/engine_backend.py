@@ -124,7 +124,7 @@ class EngineBackend:
         models = self._engine.models
         return {
             "backend": "taut",
-            "models": {role: model.checkpoint.source for role, model in models.items()},
+            "models": {role: model.spec.model for role, model in models.items()},
             "max_model_len": self._engine.max_model_len,
             "sampling_defaults": _defaults(models[MAIN]),
             "peak_rss_bytes": peak_rss_bytes(),
