@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.cache.format import zeros
 from engine.cache.view import KVShape
+from engine.kernels.memory import zeros
 
 Positions = NDArray[np.int64]
 

@@ -1,0 +1,22 @@
+// The kernels of one instruction set, as a table of functions: tasks of the calls in taut.h, each
+// run by one thread.
+#pragma once
+
+namespace taut {
+
+struct Kernels {
+  const char *name;
+};
+
+#define TAUT_TABLE(set) \
+  namespace set {       \
+  extern const Kernels kTable; \
+  }
+TAUT_TABLE(portable)
+TAUT_TABLE(avx2)
+TAUT_TABLE(avx512)
+TAUT_TABLE(vnni)
+TAUT_TABLE(bf16)
+#undef TAUT_TABLE
+
+}  // namespace taut
