@@ -40,7 +40,7 @@ bool has(int set) {
 
 void taut_context::Free::operator()(void *memory) const { std::free(memory); }
 
-void *taut_context::memory(int purpose, std::size_t bytes) {
+void *taut_context::memory(Purpose purpose, std::size_t bytes) {
   Piece &piece = pieces_[purpose];
   if (piece.bytes < bytes) {
     const std::size_t rounded = (bytes + bytes / 2 + 63) / 64 * 64;
