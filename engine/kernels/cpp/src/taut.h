@@ -20,7 +20,7 @@ TAUT_API int32_t taut_abi(void);
 // -- contexts: threads and an instruction set ---------------------------------------------------
 
 // Instruction sets, each with all that the ones before it have.
-enum { TAUT_PORTABLE = 0, TAUT_AVX2 = 1, TAUT_AVX512 = 2, TAUT_VNNI = 3, TAUT_BF16 = 4 };
+enum { TAUT_ISA_PORTABLE, TAUT_ISA_AVX2, TAUT_ISA_AVX512, TAUT_ISA_VNNI, TAUT_ISA_BF16 };
 
 typedef struct taut_context taut_context;
 
