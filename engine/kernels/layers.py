@@ -13,12 +13,12 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.kernels.dispatch import Op
 from engine.kernels.linear import Linear
-from engine.kernels.rows import rms_norm, rotate
 
 
 class Matrix(Protocol):
@@ -98,6 +98,14 @@ class Layers(Protocol):
         """x [T, E], cos and sin [T, D / 2] float32 -> [T, E]; x may be overwritten."""
 
 
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [T, heads, D] turned by its T positions' angles [T, D / 2]: dimension i with i + D / 2, as
+    Hugging Face checkpoints expect. Rounded once, to x's dtype."""
+    a, b = x.chunk(2, dim=-1)
+    cos, sin = cos[:, None], sin[:, None]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
+
+
 LAYERS: Op[LayersSpec] = Op("layers")
 """`build(shape, layers)` gives a `Layers`."""
 
@@ -114,13 +122,14 @@ class ComposedLayers:
         q_heads, kv_heads, dim, eps = self._shape
         rotated = q_heads + kv_heads
         for index, layer in enumerate(self._layers):
-            heads = layer.qkv.matmul(rms_norm(x, layer.attn_norm, eps))
+            heads = layer.qkv.matmul(F.rms_norm(x, layer.attn_norm.shape, layer.attn_norm, eps))
             heads = heads.view(-1, rotated + kv_heads, dim)  # [T, Hq + 2 H, D]
             qk, v = heads[:, :rotated], heads[:, rotated:]
             if layer.qk_norm is not None:
-                qk = rms_norm(qk, layer.qk_norm, eps)
+                qk = F.rms_norm(qk, (dim,), None, eps) * layer.qk_norm
             qk = rotate(qk, cos, sin)
             seen = kv.attend(index, qk[:, :q_heads], qk[:, q_heads:], v)
             x = x + layer.out.matmul(seen.flatten(1))
-            x = x + layer.down.matmul(layer.gate_up.matmul(rms_norm(x, layer.mlp_norm, eps)))
+            normed = F.rms_norm(x, layer.mlp_norm.shape, layer.mlp_norm, eps)
+            x = x + layer.down.matmul(layer.gate_up.matmul(normed))
         return x

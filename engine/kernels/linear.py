@@ -35,6 +35,10 @@ class LinearSpec(NamedTuple):
 class Linear(Protocol):
     """One weight, stored as its backend likes."""
 
+    @property
+    def backend(self) -> str:
+        """Its name."""
+
     def __call__(self, x: Tensor) -> Tensor:
         """[T, in] -> [T, out], or [T, out / 2] if it is gated."""
 
@@ -70,6 +74,8 @@ class PlainLinear:
     16 too, by rounding (about 1e-6 of the output's scale).
     """
 
+    backend = "reference"
+
     def __init__(self, spec: LinearSpec, parts: Parts) -> None:
         self._gated = spec.gated
         self._parts = parts
@@ -104,6 +110,8 @@ class PackedLinear:
     Rows keep their bits on every shape tried that a model has, with 2 to 16 threads; a bfloat16
     weight of 64 outputs and 11,008 inputs, whose sums are split between threads, did not.
     """
+
+    backend = "onednn"
 
     def __init__(self, spec: LinearSpec, parts: DenseParts) -> None:
         self._gated = spec.gated

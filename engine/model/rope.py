@@ -1,8 +1,7 @@
 """Rotary position embedding (Su et al., RoFormer, 2021) and the ways to stretch it.
 
-The rotation pairs dimension i with i + D/2, as Hugging Face checkpoints expect. Angles are
-computed in float32 from the positions, once a step for all layers: no table to grow, and a
-position's angles are the same whatever runs beside it.
+Angles are computed in float32 from the positions, once a step for all layers: no table to grow,
+and a position's angles are the same whatever runs beside it.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ class Rope:
         self._scale = _attention_factor(config.rope)
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin at `positions` [T], each [T, 1, D / 2] float32."""
+        """cos and sin at `positions` [T], each [T, D / 2] float32."""
         place = positions.float()[:, None]  # [T, 1]
         frequencies = self._frequencies
         if self._rope.kind == "dynamic":
             frequencies = frequencies * self._slowing(place)  # [T, D / 2]
-        angle = (place * frequencies)[:, None]
+        angle = place * frequencies
         return angle.cos() * self._scale, angle.sin() * self._scale
 
     def _slowing(self, place: Tensor) -> Tensor:
@@ -46,12 +45,6 @@ class Rope:
         stretch = self._rope.factor * (length / self._original - 1) + 1
         # the base grows by stretch ** (D / (D - 2)): the slowest pair by the whole stretch
         return torch.exp(stretch.log() * (-self._exponents / self._exponents[-1]))
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [T, heads, D] turned by the angles of its T positions; rounded once, to x's dtype."""
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
 
 def _exponents(dim: int) -> Tensor:

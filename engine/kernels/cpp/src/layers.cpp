@@ -76,7 +76,7 @@ void remember(const taut_step &step, int32_t layer, int32_t tokens, int64_t widt
   float *ring = step.ring + layer * step.ring_layer;
   for (int32_t t = 0; t < tokens; ++t) {
     if (step.ring_at[t] < 0) continue;
-    std::memcpy(ring + step.ring_at[t], q + t * width, std::size_t(width) * sizeof(float));
+    std::memcpy(ring + step.ring_at[t] * width, q + t * width, std::size_t(width) * sizeof(float));
   }
 }
 
