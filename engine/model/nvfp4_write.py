@@ -1,5 +1,5 @@
-"""Writes a model with NVFP4 weights as a folder that other engines load: compressed-tensors' layout,
-weights only (NVFP4A16).
+"""Writes a model with NVFP4 weights as a folder that other engines load: compressed-tensors' layout
+of weights alone (NVFP4A16).
 
 The matrices of attention and MLP are quantised; embedding, LM head, norms and biases stay as the
 source gives them. Read back, every value is the one that `weights="nvfp4"` has of the source.

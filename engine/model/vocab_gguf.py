@@ -95,7 +95,7 @@ def vocabulary_from_gguf(metadata: Mapping[str, Any]) -> Vocabulary:
 
 
 def read_gguf(metadata: Mapping[str, Any]) -> tuple[Tokenizer, Vocabulary]:
-    """The vocabulary, and the tokenizer that encodes with it: without a decoder, and without BOS."""
+    """The vocabulary, and the tokenizer that encodes with it, but neither decodes nor adds BOS."""
     file = _File(metadata)
     name = file.get("model", None)
     if name not in _MODELS:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from engine.build import load_model
 from engine.config import ModelSpec
-from engine.model.decoder import Decoder
 from engine.kernels import int8, nvfp4
+from engine.model.decoder import Decoder
 from engine.model.quantize import round_to_nearest
 from tests import oracle
 from tests.model.test_decoder import alone, random_ids
