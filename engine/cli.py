@@ -1,9 +1,10 @@
-"""The command `taut`: generate, chat, info."""
+"""The command `taut`: generate, chat, quantize, info."""
 
 from __future__ import annotations
 
 import logging
 import sys
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -151,6 +152,25 @@ def chat(
         model, dtype, weights, kv_policy, kv_budget, kv_window, max_model_len, generation_defaults
     ) as engine:
         chat_loop(engine, params, system)
+
+
+@app.command()
+def quantize(
+    model: Annotated[str, typer.Argument(help="As --model of the other commands.")],
+    out: Annotated[Path, typer.Option(help="The folder to write; new or empty.")],
+    format: Annotated[str, typer.Option(help="nvfp4, as compressed-tensors has it.")] = "nvfp4",
+    scale: Annotated[
+        str, typer.Option(help="Block scales: max (fast), or mse (searched: nearer values).")
+    ] = "max",
+    verbose: Verbose = False,
+) -> None:
+    """Write a model with 4-bit weights as a folder that other engines load too."""
+    from engine.terminal import print_quantized
+
+    _log(verbose)
+    if format != "nvfp4":
+        raise ValueError(f"--format must be nvfp4, not {format!r}")
+    print_quantized(model, out, scale)
 
 
 @app.command()

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import closing
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, TextIO
+from pathlib import Path
+from typing import Any, TextIO, cast, get_args
 
 import torch
 
@@ -22,6 +23,7 @@ from engine.kernels.attention import ATTENTION, AttentionSpec
 from engine.kernels.dispatch import Op
 from engine.kernels.formats import format_of
 from engine.kernels.linear import LINEAR, LinearSpec
+from engine.kernels.nvfp4 import ScaleSearch
 from engine.model.checkpoint import Checkpoint, open_checkpoint
 from engine.model.quantize import WEIGHT_FORMATS
 from engine.output import Delta, Output
@@ -163,6 +165,22 @@ def _row(name: str, value: str, margin: int, width: int) -> str:
 
 
 Rows = Iterator[tuple[str, str]]
+
+
+def print_quantized(model: str, out: Path, scale: str) -> None:
+    """Write it, then say what it came to."""
+    if scale not in get_args(ScaleSearch):
+        raise ValueError(
+            f"--scale must be one of {', '.join(get_args(ScaleSearch))}, not {scale!r}"
+        )
+    from engine.model.nvfp4_write import write_nvfp4
+
+    written = write_nvfp4(open_checkpoint(model), model, out, cast(ScaleSearch, scale))
+    rest = (written.nbytes - written.packed_nbytes) / 1e6
+    sys.stdout.write(
+        f"{out}: {written.packed_nbytes / 1e6:.1f} MB of weights in NVFP4, and {rest:.1f} MB of "
+        "embedding, LM head, norms and biases as they were\n"
+    )
 
 
 def _host_rows() -> Rows:

@@ -16,6 +16,7 @@ from engine.engine import Engine
 from engine.output import Delta
 from engine.request import SamplingParams
 from tests.scripted import letters, saying, script_engine, tiny_folder
+from tests.tiny import tiny_checkpoint, write_folder
 
 
 @pytest.fixture(scope="module")
@@ -276,3 +277,31 @@ def test_as_a_process(folder: str) -> None:
         (output,) = engine.generate("The quick", params)
     assert done.stdout == output.text.encode() + b"\n"
     assert done.stderr == b""
+
+
+def test_quantize_writes_a_folder_that_runs(taut: Run, tmp_path: Path) -> None:
+    tiny = tiny_checkpoint("llama", intermediate_size=144)
+    source = str(write_folder(tmp_path / "source", tiny.config, tiny.tensors))
+    out = str(tmp_path / "out")
+    done = taut("quantize", source, "--out", out, "--scale", "mse", model=None)
+    assert done.code == 0
+    assert done.out.startswith(f"{out}: 0.1 MB of weights in NVFP4, and 0.1 MB of ")
+    told = taut("info", model=out).out
+    assert "float: as stored (nvfp4)" in " ".join(told.split())
+    assert taut("generate", "--max-tokens", "3", "Hi", model=out).code == 0
+    assert taut("generate", "--weights", "int8", "--max-tokens", "3", "Hi", model=source).code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--format", "int4"), "--format must be nvfp4, not 'int4'"),
+        (("--scale", "best"), "--scale must be one of max, mse, not 'best'"),
+    ],
+)
+def test_quantize_refuses_in_words(
+    taut: Run, folder: str, tmp_path: Path, options: tuple[str, ...], words: str
+) -> None:
+    done = taut("quantize", folder, "--out", str(tmp_path / "out"), *options, model=None)
+    assert (done.code, done.out) == (2, "")
+    assert words in done.err

@@ -93,14 +93,14 @@ class Nvfp4Parts(NamedTuple):
         return nvfp4.dequantise(self.codes, self.blocks, self.scales).to(dtype)
 
     def take_out(self, rows: Tensor) -> Nvfp4Parts:
-        some = (part[rows] for part in (self.codes, self.blocks, self.scales))
-        return Nvfp4Parts(*some, _some(self.bias, rows))
+        bias = _some(self.bias, rows)
+        return Nvfp4Parts(self.codes[rows], self.blocks[rows], self.scales[rows], bias)
 
     def take_in(self, cols: Tensor) -> Nvfp4Parts:
         """By whole blocks: ValueError for others."""
         blocks = _blocks_of(cols)
-        codes = self.codes.unflatten(1, (-1, nvfp4.BLOCK // 2))[:, blocks].flatten(1)
-        return Nvfp4Parts(codes, self.blocks[:, blocks], self.scales, self.bias)
+        codes = self.codes.reshape(len(self.codes), -1, nvfp4.BLOCK // 2)[:, blocks]
+        return Nvfp4Parts(codes.flatten(1), self.blocks[:, blocks], self.scales, self.bias)
 
 
 Parts: TypeAlias = DenseParts | Int8Parts | Nvfp4Parts
@@ -127,13 +127,17 @@ def nbytes(parts: Parts) -> int:
 
 def moved(parts: Parts, device: torch.device) -> Parts:
     """On `device`."""
-    return type(parts)(*(None if part is None else part.to(device) for part in parts))
+    return parts._make(None if part is None else part.to(device) for part in parts)
 
 
 def stacked(parts: Sequence[Nvfp4Parts], bias: Tensor | None) -> Nvfp4Parts:
     """Matrices of the same inputs as one, each with its own scales; `bias` is for all of it."""
-    codes, blocks, scales = (torch.cat([p[i] for p in parts]) for i in range(3))
-    return Nvfp4Parts(codes, blocks, scales, bias)
+    return Nvfp4Parts(
+        torch.cat([p.codes for p in parts]),
+        torch.cat([p.blocks for p in parts]),
+        torch.cat([p.scales for p in parts]),
+        bias,
+    )
 
 
 def _some(bias: Tensor | None, rows: Tensor) -> Tensor | None:

@@ -72,7 +72,7 @@ def quantise(weight: Tensor, search: ScaleSearch = "max") -> Quantised:
     codes = torch.empty(len(weight), weight.shape[1] // 2, dtype=torch.uint8)
     tensor = inverse_of(inverse)
     for part in _row_chunks(weight):
-        values = weight[part].float().view(-1, BLOCK)
+        values = weight[part].float().reshape(-1, BLOCK)
         bytes_ = blocks[part].view(-1)
         if search == "mse":
             bytes_.copy_(_best(values, bytes_, tensor))
@@ -169,7 +169,7 @@ def _block_amax(weight: Tensor) -> Tensor:
     """Greatest magnitude of each block, [out, in / 16] float32."""
     amax = torch.empty(len(weight), weight.shape[1] // BLOCK)
     for part in _row_chunks(weight):
-        magnitudes = weight[part].float().abs().view(1, -1)
+        magnitudes = weight[part].float().abs().reshape(1, -1)
         amax[part] = F.max_pool1d(magnitudes, BLOCK).view(-1, amax.shape[1])
     return amax
 

@@ -171,3 +171,23 @@ def _check_weights(keys: Keys, group: str, weights: Mapping[str, Any]) -> None:
 
 def _say(keys: Keys) -> None:
     log.info("%s: NVFP4 weights are kept; activations and cache stay floats", keys.file)
+
+
+def quantization_config() -> dict[str, Any]:
+    """What config.json says of weights that are written here: compressed-tensors, weights only."""
+    weights = {
+        "num_bits": 4,
+        "type": "float",
+        "strategy": "tensor_group",
+        "group_size": nvfp4.BLOCK,
+        "symmetric": True,
+        "dynamic": False,
+    }
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "nvfp4-pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
