@@ -20,6 +20,11 @@ enum Purpose {
   kQueries,
   kSeen,
   kInner,
+  kAttendBlocks,
+  kAttendItems,
+  kAttendParts,
+  kAttendWork,
+  kRowPieces,
   kPurposes
 };
 

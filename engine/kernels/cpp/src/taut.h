@@ -118,9 +118,9 @@ TAUT_API void taut_rotate_append(taut_context *context, const float *heads, int3
 
 // Of each row of logits [rows, width]: the greatest entry's index (the first of equals; -1 if there
 // is a NaN) and value, log-sum-exp, and the entropy of the distribution in nats. Any may be null.
-TAUT_API void taut_row_stats(taut_context *context, const float *logits, int32_t rows,
-                             int32_t width, int64_t *best, float *greatest, float *logsumexp,
-                             float *entropy);
+TAUT_API int32_t taut_row_stats(taut_context *context, const float *logits, int32_t rows,
+                                int32_t width, int64_t *best, float *greatest, float *logsumexp,
+                                float *entropy);
 
 // -- layers ---------------------------------------------------------------------------------------
 
