@@ -7,7 +7,7 @@
 
 namespace {
 
-// Index: TAUT_PORTABLE and so on. Null where the library was built without a set.
+// Index: TAUT_ISA_PORTABLE and so on. Null where the library was built without a set.
 const taut::Kernels *const kTables[] = {
     &taut::portable::kTable,
 #ifdef TAUT_HAS_AVX2
@@ -18,21 +18,21 @@ const taut::Kernels *const kTables[] = {
 bool has(int set) {
 #ifdef TAUT_HAS_AVX2
   switch (set) {
-    case TAUT_PORTABLE:
+    case TAUT_ISA_PORTABLE:
       return true;
-    case TAUT_AVX2:
+    case TAUT_ISA_AVX2:
       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    case TAUT_AVX512:
+    case TAUT_ISA_AVX512:
       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    case TAUT_VNNI:
+    case TAUT_ISA_VNNI:
       return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
-    case TAUT_BF16:
+    case TAUT_ISA_BF16:
       return __builtin_cpu_supports("avx512bf16");
   }
   return false;
 #else
-  return set == TAUT_PORTABLE;
+  return set == TAUT_ISA_PORTABLE;
 #endif
 }
 
@@ -40,7 +40,7 @@ bool has(int set) {
 
 void taut_context::Free::operator()(void *memory) const { std::free(memory); }
 
-void *taut_context::memory(int purpose, std::size_t bytes) {
+void *taut_context::memory(Purpose purpose, std::size_t bytes) {
   Piece &piece = pieces_[purpose];
   if (piece.bytes < bytes) {
     const std::size_t rounded = (bytes + bytes / 2 + 63) / 64 * 64;
@@ -54,8 +54,8 @@ void *taut_context::memory(int purpose, std::size_t bytes) {
 int32_t taut_abi(void) { return TAUT_ABI; }
 
 int32_t taut_best_set(void) {
-  int32_t best = TAUT_PORTABLE;
-  while (best < TAUT_BF16 && has(best + 1)) ++best;
+  int32_t best = TAUT_ISA_PORTABLE;
+  while (best < TAUT_ISA_BF16 && has(best + 1)) ++best;
   return best;
 }
 

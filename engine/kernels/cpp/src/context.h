@@ -7,12 +7,29 @@
 #include "kernels.h"
 #include "pool.h"
 
+// What memory to work in is for: each has its own, so that one call's survives the calls it makes.
+enum Purpose {
+  kRowFirst,
+  kRowLengths,
+  kRowTables,
+  kRowLengthAt,
+  kTokenPos,
+  kTokenCells,
+  kNormed,
+  kHeads,
+  kQueries,
+  kSeen,
+  kInner,
+  kPurposes
+};
+
 struct taut_context {
   taut_context(int threads, const taut::Kernels &kernels) : pool(threads), kernels(kernels) {}
 
   // At least `bytes` of memory, aligned to 64, valid until the next call for the same `purpose`.
+  // Throws std::bad_alloc.
   template <typename T>
-  T *scratch(int purpose, std::size_t count) {
+  T *scratch(Purpose purpose, std::size_t count) {
     return static_cast<T *>(memory(purpose, count * sizeof(T)));
   }
 
@@ -27,9 +44,7 @@ struct taut_context {
     std::unique_ptr<void, Free> memory;
     std::size_t bytes = 0;
   };
-  static constexpr int kPurposes = 16;
-
-  void *memory(int purpose, std::size_t bytes);
+  void *memory(Purpose purpose, std::size_t bytes);
 
   Piece pieces_[kPurposes];
 };

@@ -20,7 +20,7 @@ TAUT_API int32_t taut_abi(void);
 // -- contexts: threads and an instruction set ---------------------------------------------------
 
 // Instruction sets, each with all that the ones before it have.
-enum { TAUT_PORTABLE = 0, TAUT_AVX2 = 1, TAUT_AVX512 = 2, TAUT_VNNI = 3, TAUT_BF16 = 4 };
+enum { TAUT_ISA_PORTABLE, TAUT_ISA_AVX2, TAUT_ISA_AVX512, TAUT_ISA_VNNI, TAUT_ISA_BF16 };
 
 typedef struct taut_context taut_context;
 
@@ -121,3 +121,49 @@ TAUT_API void taut_rotate_append(taut_context *context, const float *heads, int3
 TAUT_API void taut_row_stats(taut_context *context, const float *logits, int32_t rows,
                              int32_t width, int64_t *best, float *greatest, float *logsumexp,
                              float *entropy);
+
+// -- layers ---------------------------------------------------------------------------------------
+
+typedef struct {
+  int32_t hidden;
+  int32_t q_heads;
+  int32_t kv_heads;
+  int32_t inner;
+  float eps;
+  int32_t int8;  // as in taut_matmul
+} taut_shape;
+
+typedef struct {
+  const float *attn_norm;     // [hidden]
+  const float *qk_norm;       // [q_heads + kv_heads, dim], or null
+  const float *mlp_norm;      // [hidden]
+  const taut_weight *qkv;     // [(q_heads + 2 kv_heads) dim, hidden]
+  const taut_weight *out;     // [hidden, q_heads dim]
+  const taut_weight *gate_up; // [2 inner, hidden], panels in pairs
+  const taut_weight *down;    // [hidden, inner]
+} taut_layer;
+
+// One step's tokens and the cache that they are appended to. Rows have `counts` tokens each, from
+// position `starts` on; the tables don't count them yet. `ring` remembers queries: that of token t
+// goes to ring_at[t] (in floats, -1: nowhere) of a layer's ring.
+typedef struct {
+  taut_cells cells;
+  int32_t *pos;             // cells.pos, to be written
+  const int32_t *table;     // [slots, layers, kv_heads, width]
+  const int32_t *lengths;   // [slots, layers, kv_heads]
+  int32_t layers;
+  int64_t width;
+  int32_t rows;
+  const int64_t *slots;     // [rows]
+  const int64_t *starts;    // [rows]
+  const int64_t *counts;    // [rows]
+  float *ring;              // [layers, ring_layer], or null
+  int64_t ring_layer;
+  const int64_t *ring_at;   // [tokens]
+} taut_step;
+
+// Decoder layers `first` to `last` - 1: cells are appended, x [tokens, hidden] becomes what leaves
+// the last of them. cos, sin [tokens, dim / 2]. The same as the calls above, one after the other.
+TAUT_API int32_t taut_layers(taut_context *context, const taut_shape *shape,
+                             const taut_layer *layers, int32_t first, int32_t last,
+                             const taut_step *step, const float *cos, const float *sin, float *x);
