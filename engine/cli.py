@@ -35,7 +35,10 @@ ThinkingBudget = Annotated[
     int | None, typer.Option(help="Close the thinking after this many tokens.")
 ]
 Dtype = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
-Weights = Annotated[str, typer.Option(help="Round weights: rtn8 to rtn2 (bits); float: as stored.")]
+Weights = Annotated[
+    str,
+    typer.Option(help="float (as stored), bf16, int8 or nvfp4; rtn8 to rtn2 only round (bits)."),
+]
 KVPolicy = Annotated[
     str | None, typer.Option(help="Bound the KV cache: 'snapkv', 'sinks_recent(sinks=4)'.")
 ]

@@ -20,8 +20,10 @@ from engine.engine import Engine
 from engine.host import available_bytes, usable_cpus
 from engine.kernels.attention import ATTENTION, AttentionSpec
 from engine.kernels.dispatch import Op
+from engine.kernels.formats import format_of
 from engine.kernels.linear import LINEAR, LinearSpec
 from engine.model.checkpoint import Checkpoint, open_checkpoint
+from engine.model.quantize import WEIGHT_FORMATS
 from engine.output import Delta, Output
 from engine.request import MAIN, SamplingParams
 
@@ -195,7 +197,11 @@ def _backend_rows(spec: ModelSpec, checkpoint: Checkpoint) -> Rows:
     c = checkpoint.config
     attention = AttentionSpec(c.head_dim, c.q_heads // c.kv_heads, device, dtype, dtype)
     yield "attention", _choice(ATTENTION, attention)
-    yield "linear", _choice(LINEAR, LinearSpec(device, dtype))
+    weights = WEIGHT_FORMATS[spec.weights]
+    for what, store in (("linear", weights.layers), ("LM head", weights.head)):
+        made = format_of(store(torch.zeros(1, 16), None, dtype), dtype)
+        stored = checkpoint.stored_format if what == "linear" else None
+        yield what, _choice(LINEAR, LinearSpec(device, dtype, stored or made))
 
 
 def _choice(op: Op[Any], spec: object) -> str:
@@ -221,7 +227,9 @@ def _model_rows(spec: ModelSpec, checkpoint: Checkpoint) -> Rows:
         f"{c.family}, {c.layers} layers, hidden {c.hidden_size}, {c.q_heads} query and "
         f"{c.kv_heads} kv heads of {c.head_dim}, vocabulary {c.vocab_size}",
     )
-    yield "weights", f"{spec.weights}, held in {str(dtype).removeprefix('torch.')}"
+    stored = "" if checkpoint.stored_format is None else f" ({checkpoint.stored_format})"
+    held = f"{spec.weights}: {WEIGHT_FORMATS[spec.weights].words}{stored}"
+    yield "weights", f"{held}; activations in {str(dtype).removeprefix('torch.')}"
     yield "context", f"{c.max_positions} tokens, rope {c.rope.kind} (theta {c.rope.theta:g})"
     ends = ", ".join(f"{i} {tokenizer.token_bytes(i).decode()!r}" for i in g.eos_ids)
     yield "end of sequence", ends or "none named"

@@ -1,4 +1,4 @@
-"""What a weight W [out, in] is made of in each number format: plain tensors, in no backend's layout.
+"""What a weight W [out, in] is made of in each number format: plain tensors, no backend's layout.
 
 A backend's linear is built from them and gives them back (`Linear.parts`), so that neurons can be
 taken out of any weight, whatever layout it has.
@@ -6,7 +6,8 @@ taken out of any weight, whatever layout it has.
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias, TypeVar
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -103,7 +104,6 @@ class Nvfp4Parts(NamedTuple):
 
 
 Parts: TypeAlias = DenseParts | Int8Parts | Nvfp4Parts
-AnyParts = TypeVar("AnyParts", DenseParts, Int8Parts, Nvfp4Parts)
 
 
 def format_of(parts: Parts, dtype: torch.dtype) -> str:
@@ -123,6 +123,17 @@ def format_of(parts: Parts, dtype: torch.dtype) -> str:
 def nbytes(parts: Parts) -> int:
     """Of all tensors."""
     return sum(part.nbytes for part in parts if part is not None)
+
+
+def moved(parts: Parts, device: torch.device) -> Parts:
+    """On `device`."""
+    return type(parts)(*(None if part is None else part.to(device) for part in parts))
+
+
+def stacked(parts: Sequence[Nvfp4Parts], bias: Tensor | None) -> Nvfp4Parts:
+    """Matrices of the same inputs as one, each with its own scales; `bias` is for all of it."""
+    codes, blocks, scales = (torch.cat([p[i] for p in parts]) for i in range(3))
+    return Nvfp4Parts(codes, blocks, scales, bias)
 
 
 def _some(bias: Tensor | None, rows: Tensor) -> Tensor | None:

@@ -15,11 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.kernels.formats import DenseParts, Parts, moved, nbytes, stacked
 from engine.model.architecture import DecoderConfig
-from engine.model.quantize import Rounding, as_stored
+from engine.model.quantize import WEIGHT_FORMATS, Store, WeightFormat, as_floats
 from engine.model.rope import Rope, rotate
 from engine.model.tensors import Tensors
-from engine.model.weights import Dense, Weight
+from engine.model.weights import Stored, Weight
 from engine.model.workers import workers
 
 Embed = Callable[[Tensor], Tensor]
@@ -84,14 +85,12 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device | str,
         prefer: Sequence[str] = (),
-        rounding: Rounding = as_stored,
+        weights: WeightFormat = WEIGHT_FORMATS["float"],
     ) -> Decoder:
-        """`dtype` float32 or bfloat16; `prefer` names linear backends to ask first.
-
-        `rounding` is for the matrices of attention and MLP. Embedding, LM head, norms and biases
-        keep their values, as is usual where weights alone are quantised.
+        """`dtype` (of activations) float32 or bfloat16; `prefer` names linear backends to ask
+        first. Matrices that the file has in NVFP4 stay as they are, whatever `weights`.
         """
-        return _Loader(checkpoint, dtype, torch.device(device), prefer, rounding).decoder()
+        return _Loader(checkpoint, dtype, torch.device(device), prefer, weights).decoder()
 
     def forward(self, ids: Tensor, ctx: StepContext) -> Tensor:
         """ids [T] int64 -> final-normed hidden states [T, E]."""
@@ -139,7 +138,7 @@ class _Loader:
         dtype: torch.dtype,
         device: torch.device,
         prefer: Sequence[str],
-        rounding: Rounding,
+        weights: WeightFormat,
     ) -> None:
         if dtype not in (torch.float32, torch.bfloat16):
             raise ValueError(f"dtype must be torch.float32 or torch.bfloat16, not {dtype}")
@@ -148,7 +147,7 @@ class _Loader:
         self.dtype = dtype
         self.device = device
         self.prefer = prefer
-        self.rounding = rounding
+        self.weights = weights
         self.sizes: list[int] = []  # bytes of each tensor
 
     def decoder(self) -> Decoder:
@@ -168,22 +167,50 @@ class _Loader:
         return tensor
 
     def _ends(self, name: str, shape: tuple[int, int]) -> tuple[Embed, Weight]:
-        """Embedding and LM head. On CPU, where a tied head may be packed, rows are looked up in the
-        file; elsewhere in a table, held once."""
+        """Embedding and LM head. On CPU rows are looked up in the file; elsewhere in a table, which
+        a tied head shares if it is held in the same dtype."""
         tied = self.config.tied_embeddings
-        head = self._tensor(name if tied else "lm_head.weight", *shape)
+        parts = self._parts({name if tied else "lm_head.weight": shape}, None, self.weights.head)
+        head = Stored(parts, self.dtype, self.prefer)
         if self.device.type == "cpu":
-            return self.checkpoint.rows(name, shape), Dense(head, None, self.prefer)
-        table = head if tied else self._tensor(name, *shape)
-        return lambda ids: F.embedding(ids, table), Dense(head, None, self.prefer)
+            return self.checkpoint.rows(name, shape), head
+        if tied and isinstance(parts, DenseParts) and parts.weight.dtype == self.dtype:
+            table = parts.weight
+        else:
+            table = self._tensor(name, *shape)
+        return lambda ids: F.embedding(ids, table), head
 
     def _stack(self, prefix: str, outs: dict[str, int], ins: int, *, bias: bool) -> Weight:
         """Several projections of one input as one weight, rows in the order of `outs`."""
-        weights = [
-            self.rounding(self._tensor(f"{prefix}{n}.weight", out, ins)) for n, out in outs.items()
+        biases = [
+            self.checkpoint.tensor(f"{prefix}{n}.bias", (out,)) for n, out in outs.items() if bias
         ]
-        biases = [self._tensor(f"{prefix}{n}.bias", out) for n, out in outs.items() if bias]
-        return Dense(torch.cat(weights), torch.cat(biases) if bias else None, self.prefer)
+        shapes = {f"{prefix}{n}.weight": (out, ins) for n, out in outs.items()}
+        whole = torch.cat(biases).to(self.dtype) if bias else None
+        return Stored(self._parts(shapes, whole, self.weights.layers), self.dtype, self.prefer)
+
+    def _parts(
+        self, shapes: dict[str, tuple[int, int]], bias: Tensor | None, store: Store
+    ) -> Parts:
+        """Matrices of the same inputs as one. In NVFP4 they share a tensor scale, unless the file
+        has them so, each with its own; where it has only some so, all become floats."""
+        packed = [self.checkpoint.packed(name, shape) for name, shape in shapes.items()]
+        stored = [p for p in packed if p is not None]
+        if len(stored) == len(packed):
+            parts: Parts = stacked(stored, bias)
+        else:
+            matrices = [
+                self.checkpoint.tensor(name, shape) if p is None else p.dense(self.dtype)
+                for p, (name, shape) in zip(packed, shapes.items(), strict=True)
+            ]
+            whole = matrices[0] if len(matrices) == 1 else torch.cat(matrices)
+            try:
+                parts = (as_floats if stored else store)(whole, bias, self.dtype)
+            except ValueError as error:
+                raise ValueError(f"{', '.join(shapes)}: {error}") from error
+        parts = moved(parts, self.device)
+        self.sizes.append(nbytes(parts))
+        return parts
 
     def _layer(self, index: int) -> Layer:
         cfg, prefix = self.config, f"model.layers.{index}."
