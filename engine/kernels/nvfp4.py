@@ -113,8 +113,7 @@ def decode_e4m3(bytes_: Tensor) -> Tensor:
 
 # Between neighbouring magnitudes, and whether the middle itself goes up: to the even code.
 _BOUNDS = tuple(
-    ((low + high) / 2, code % 2 == 1)
-    for code, (low, high) in enumerate(pairwise(MAGNITUDES))
+    ((low + high) / 2, code % 2 == 1) for code, (low, high) in enumerate(pairwise(MAGNITUDES))
 )
 
 

@@ -20,6 +20,8 @@ enum Purpose {
   kQueries,
   kSeen,
   kInner,
+  kPackedRows,
+  kProducts,
   kPurposes
 };
 

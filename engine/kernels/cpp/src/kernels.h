@@ -4,8 +4,12 @@
 
 namespace taut {
 
+struct MatmulKernels;  // matmul.h
+
 struct Kernels {
   const char *name;
+  const MatmulKernels *matmul_float;
+  const MatmulKernels *matmul_int;
 };
 
 #define TAUT_TABLE(set) \

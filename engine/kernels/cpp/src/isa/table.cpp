@@ -1,4 +1,5 @@
 #include "kernels.h"
+#include "matmul.h"
 #include "simd.h"
 
 namespace taut {
@@ -7,8 +8,13 @@ namespace TAUT_SET {
 #define TAUT_NAME_(set) #set
 #define TAUT_NAME(set) TAUT_NAME_(set)
 
+extern const MatmulKernels kMatmulFloat;
+extern const MatmulKernels kMatmulInt;
+
 const Kernels kTable = {
     TAUT_NAME(TAUT_SET),
+    &kMatmulFloat,
+    &kMatmulInt,
 };
 
 }  // namespace TAUT_SET
