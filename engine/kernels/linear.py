@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.kernels import activations
 from engine.kernels.dispatch import Op
 from engine.kernels.formats import DenseParts, Parts
 
@@ -23,13 +24,15 @@ class LinearSpec(NamedTuple):
     `device` is a torch device's type, `dtype` that of activations, bias and result. `format` is the
     weight's, as `formats.format_of` names it: "float" (the same dtype), "bf16", "int8", "nvfp4".
     `gated`: the first half of the outputs are gates, the second what they gate, and `swiglu` of
-    them is the result.
+    them is the result. `activation_bits`: 0, or 8 or 16: rounded as `activations` says, under int8
+    and nvfp4 weights only.
     """
 
     device: str
     dtype: torch.dtype
     format: str = "float"
     gated: bool = False
+    activation_bits: int = 0
 
 
 class Linear(Protocol):
@@ -78,10 +81,13 @@ class PlainLinear:
 
     def __init__(self, spec: LinearSpec, parts: Parts) -> None:
         self._gated = spec.gated
+        self._bits = 0 if isinstance(parts, DenseParts) else spec.activation_bits
         self._parts = parts
 
     def __call__(self, x: Tensor) -> Tensor:
         weight = self._parts.dense(x.dtype)
+        if self._bits:
+            x = activations.rounded(x.float(), self._bits).to(x.dtype)
         y = F.linear(_pad_rows(x, 16), weight, self._parts.bias)[: x.shape[0]]
         return swiglu(y) if self._gated else y
 

@@ -138,6 +138,7 @@ class Plan {
 
 int32_t taut_attend(taut_context *context, const taut_cells *cells, const taut_rows *rows,
                     int32_t q_heads, const float *q, float *out) {
+  const std::lock_guard<std::recursive_mutex> turn(context->mutex);
   try {
     Plan(context, *cells, *rows, q_heads, q, out).run();
     return 0;

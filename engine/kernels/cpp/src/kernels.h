@@ -7,6 +7,8 @@
 
 namespace taut {
 
+struct MatmulKernels;  // matmul.h
+
 struct Kernels {
   const char *name;
 
@@ -19,6 +21,9 @@ struct Kernels {
                    float *y);
   void (*rotate_append)(const Rotation &args, int32_t from, int32_t to);  // tokens
   RowPiece (*row_piece)(const float *x, int32_t width, bool weigh);
+
+  const MatmulKernels *matmul_float;
+  const MatmulKernels *matmul_int;
 };
 
 #define TAUT_TABLE(set) \

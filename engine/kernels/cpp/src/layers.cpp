@@ -95,7 +95,7 @@ int32_t run(taut_context *context, const taut_shape &shape, const taut_layer *la
   int32_t status = 0;
   const auto matmul = [&](const taut_weight *weight, const float *in, int64_t in_stride, float *out,
                           int64_t out_stride, int32_t then) {
-    status |= taut_matmul(context, weight, in, in_stride, tokens, out, out_stride, then, shape.int8);
+    status |= taut_matmul(context, weight, in, in_stride, tokens, out, out_stride, then, shape.bits);
   };
   for (int32_t l = first; l < last && status == 0; ++l) {
     const taut_layer &layer = layers[l];
@@ -120,6 +120,7 @@ int32_t run(taut_context *context, const taut_shape &shape, const taut_layer *la
 int32_t taut_layers(taut_context *context, const taut_shape *shape, const taut_layer *layers,
                     int32_t first, int32_t last, const taut_step *step, const float *cos,
                     const float *sin, float *x) {
+  const std::lock_guard<std::recursive_mutex> turn(context->mutex);
   try {
     return run(context, *shape, layers, first, last, *step, cos, sin, x);
   } catch (const std::bad_alloc &) {

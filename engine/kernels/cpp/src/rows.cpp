@@ -77,6 +77,7 @@ void row_stats(taut_context *context, const float *logits, int32_t rows, int32_t
 
 void taut_rms_norm(taut_context *context, const float *x, int32_t rows, int32_t width,
                    const float *weight, float eps, float *y) {
+  const std::lock_guard<std::recursive_mutex> turn(context->mutex);
   by_rows(context, rows, width, [&](int32_t from, int32_t to) {
     const int64_t at = int64_t{from} * width;
     context->kernels.rms_norm(x + at, to - from, width, weight, eps, y + at);
@@ -86,6 +87,7 @@ void taut_rms_norm(taut_context *context, const float *x, int32_t rows, int32_t 
 void taut_rotate_append(taut_context *context, const float *heads, int32_t tokens, int32_t q_heads,
                         int32_t kv_heads, const float *qk_norm, float eps, const float *cos,
                         const float *sin, float *q, const taut_cells *cells, const int64_t *at) {
+  const std::lock_guard<std::recursive_mutex> turn(context->mutex);
   const taut::Rotation args = {heads, q_heads, kv_heads, qk_norm, eps, cos, sin, q, cells, at};
   const int64_t width = int64_t{q_heads + 2 * kv_heads} * cells->dim;
   by_rows(context, tokens, width, [&](int32_t from, int32_t to) {
@@ -95,6 +97,7 @@ void taut_rotate_append(taut_context *context, const float *heads, int32_t token
 
 int32_t taut_row_stats(taut_context *context, const float *logits, int32_t rows, int32_t width,
                        int64_t *best, float *greatest, float *logsumexp, float *entropy) {
+  const std::lock_guard<std::recursive_mutex> turn(context->mutex);
   try {
     row_stats(context, logits, rows, width, best, greatest, logsumexp, entropy);
     return 0;

@@ -1,4 +1,5 @@
 #include "kernels.h"
+#include "matmul.h"
 #include "simd.h"
 
 namespace taut {
@@ -14,8 +15,12 @@ RowPiece row_piece(const float *x, int32_t width, bool weigh);
 #define TAUT_NAME_(set) #set
 #define TAUT_NAME(set) TAUT_NAME_(set)
 
+extern const MatmulKernels kMatmulFloat;
+extern const MatmulKernels kMatmulInt;
+
 const Kernels kTable = {
     TAUT_NAME(TAUT_SET), attend, attend_join, rms_norm, rotate_append, row_piece,
+    &kMatmulFloat,   &kMatmulInt,
 };
 
 }  // namespace TAUT_SET
