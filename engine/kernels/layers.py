@@ -92,7 +92,7 @@ class StepKV(Protocol):
 
 
 class Layers(Protocol):
-    """All layers of one model."""
+    """All layers of one model, and the norm behind them."""
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, kv: StepKV) -> Tensor:
         """x [T, E], cos and sin [T, D / 2] float32 -> [T, E]; x may be overwritten."""
@@ -107,16 +107,17 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 LAYERS: Op[LayersSpec] = Op("layers")
-"""`build(shape, layers)` gives a `Layers`."""
+"""`build(shape, layers, norm [E])` gives a `Layers`."""
 
 
 @LAYERS.register("reference", refuses=lambda spec: None)
 class ComposedLayers:
     """Part after part, in whatever backends the parts have."""
 
-    def __init__(self, shape: LayersShape, layers: Sequence[Layer]) -> None:
+    def __init__(self, shape: LayersShape, layers: Sequence[Layer], norm: Tensor) -> None:
         self._shape = shape
         self._layers = layers
+        self._norm = norm
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, kv: StepKV) -> Tensor:
         q_heads, kv_heads, dim, eps = self._shape
@@ -132,4 +133,4 @@ class ComposedLayers:
             x = x + layer.out.matmul(seen.flatten(1))
             normed = F.rms_norm(x, layer.mlp_norm.shape, layer.mlp_norm, eps)
             x = x + layer.down.matmul(layer.gate_up.matmul(normed))
-        return x
+        return F.rms_norm(x, self._norm.shape, self._norm, eps)

@@ -31,7 +31,7 @@ Embed = Callable[[Tensor], Tensor]
 class StepContext(NamedTuple):
     """What one forward pass needs beside its tokens."""
 
-    positions: Tensor  # [T] int64
+    positions: Tensor  # [T] int64, on the host
     kv: StepKV
 
 
@@ -44,19 +44,20 @@ class Decoder:
     def __init__(
         self,
         config: DecoderConfig,
+        dtype: torch.dtype,
+        rope: Rope,
         embed: Embed,
         layers: Layers,
-        norm: Tensor,
         head: Weight,
         nbytes: int,
     ) -> None:
         self.config = config
         self.nbytes = nbytes
+        self._dtype = dtype
+        self._rope = rope
         self._embed = embed
         self._layers = layers
-        self._norm = norm
         self._head = head
-        self._rope = Rope(config, norm.device)
 
     @classmethod
     def load(
@@ -76,9 +77,7 @@ class Decoder:
     def forward(self, ids: Tensor, ctx: StepContext) -> Tensor:
         """ids [T] int64 -> final-normed hidden states [T, E]."""
         cos, sin = self._rope.angles(ctx.positions)
-        x = self._embed(ids).to(self._norm.dtype)  # [T, E]
-        x = self._layers(x, cos, sin, ctx.kv)
-        return F.rms_norm(x, self._norm.shape, self._norm, self.config.norm_eps)
+        return self._layers(self._embed(ids).to(self._dtype), cos, sin, ctx.kv)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, E] -> [R, V] float32."""
@@ -115,15 +114,16 @@ class _Loader:
             layers = list(pool.map(self._layer, range(cfg.layers)))
             embed, head = ends.result()
         norm = self._tensor("model.norm.weight", cfg.hidden_size)
-        return Decoder(cfg, embed, self._run(layers), norm, head, sum(self.sizes))
+        rope, run = Rope(cfg, self.device), self._run(layers, norm)
+        return Decoder(cfg, self.dtype, rope, embed, run, head, sum(self.sizes))
 
-    def _run(self, layers: Sequence[Layer]) -> Layers:
+    def _run(self, layers: Sequence[Layer], norm: Tensor) -> Layers:
         """All layers as one op, in the backend that serves what their matrices became."""
         cfg = self.config
         held = {m.linear.backend for x in layers for m in (x.qkv, x.out, x.gate_up, x.down)}
         spec = LayersSpec(self.device.type, self.dtype, cfg.head_dim, frozenset(held))
         shape = LayersShape(cfg.q_heads, cfg.kv_heads, cfg.head_dim, cfg.norm_eps)
-        return cast(Layers, select(LAYERS, spec, self.prefer).build(shape, layers))
+        return cast(Layers, select(LAYERS, spec, self.prefer).build(shape, layers, norm))
 
     def _tensor(self, name: str, *shape: int) -> Tensor:
         tensor = self.checkpoint.tensor(name, shape).to(device=self.device, dtype=self.dtype)

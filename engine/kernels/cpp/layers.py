@@ -81,11 +81,11 @@ def refuses(spec: LayersSpec) -> str | None:
 class NativeLayers:
     """`Layers` on a context; one call at a time. What it points to is kept in `_held`."""
 
-    def __init__(self, shape: LayersShape, layers: Sequence[Layer]) -> None:
+    def __init__(self, shape: LayersShape, layers: Sequence[Layer], norm: Tensor) -> None:
         context = library.context()
         self._handle = context.handle
         self._call = context.lib.taut_layers
-        self._call.argtypes = [_pointer, _pointer, _pointer, _int, _int, *[_pointer] * 4]
+        self._call.argtypes = [_pointer, _pointer, _pointer, _int, _int, *[_pointer] * 5]
         first = _linear(layers[0].gate_up.linear)
         self._shape = _Shape(
             hidden=len(layers[0].attn_norm),
@@ -98,7 +98,8 @@ class NativeLayers:
         self._dim = shape.head_dim
         self._layers = (_Layer * len(layers))(*map(_native, layers))
         self._step = _Step()
-        self._held = layers
+        self._held = layers, norm
+        self._norm = norm.data_ptr()
         self._at = tuple(map(ctypes.addressof, (self._shape, self._layers, self._step)))
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, kv: StepKV) -> Tensor:
@@ -106,7 +107,7 @@ class NativeLayers:
         self._point_at(cells)
         x, cos, sin = x.contiguous(), cos.contiguous(), sin.contiguous()
         shape, layers, step = self._at
-        inputs = (cos.data_ptr(), sin.data_ptr(), x.data_ptr())
+        inputs = (cos.data_ptr(), sin.data_ptr(), self._norm, x.data_ptr())
         if self._call(self._handle, shape, layers, 0, len(self._layers), step, *inputs):
             raise MemoryError("no memory for the layers to work in")
         return x

@@ -37,16 +37,18 @@ class NativeLinear:
     def __init__(
         self, spec: LinearSpec, parts: Parts, context: library.Context | None = None
     ) -> None:
-        self._context = context or library.context()
+        self._context = context
         self._then = SWIGLU if spec.gated else STORE
         self.bits = spec.activation_bits
         given = halves(parts) if spec.gated else [parts]
-        self.weight = PackedWeight(self._context, given, paired=spec.gated)
+        self.weight = PackedWeight(context or library.context(), given, paired=spec.gated)
         self.outs = given[0].shape[0]
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.dtype != torch.float32:
             return self(x.float()).to(x.dtype)
+        if self._context is None:  # not that of the thread that loaded it: it may have fewer
+            self._context = library.context()
         y = torch.empty(x.shape[0], self.outs)
         matmul(self._context, self.weight, x, y, self._then, self.bits)
         return y

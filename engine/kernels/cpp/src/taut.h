@@ -182,7 +182,9 @@ typedef struct {
 } taut_step;
 
 // Decoder layers `first` to `last` - 1: cells are appended, x [tokens, hidden] becomes what leaves
-// the last of them. cos, sin [tokens, dim / 2]. The same as the calls above, one after the other.
+// the last of them, normed by `norm` [hidden] if that isn't null. cos, sin [tokens, dim / 2]. The
+// same as the calls above, one after the other.
 TAUT_API int32_t taut_layers(taut_context *context, const taut_shape *shape,
                              const taut_layer *layers, int32_t first, int32_t last,
-                             const taut_step *step, const float *cos, const float *sin, float *x);
+                             const taut_step *step, const float *cos, const float *sin,
+                             const float *norm, float *x);
