@@ -183,7 +183,7 @@ def test_info(taut: Run, folder: str) -> None:
         assert words in done.out
     assert "float: as stored; activations in float32" in done.out
     done = taut("info", "--weights", "rtn4", "--dtype", "bfloat16")
-    assert "rtn4, held in bfloat16" in done.out
+    assert "rtn4: floats rounded to 4 bits; activations in bfloat16" in done.out
     done = taut("info", "--kv-policy", "snapkv", "--kv-budget", "64", "--no-generation-defaults")
     assert "SnapKV" in done.out
     assert "budget 64" in done.out
