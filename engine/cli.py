@@ -164,7 +164,10 @@ def quantize(
     ] = "max",
     verbose: Verbose = False,
 ) -> None:
-    """Write a model with 4-bit weights as a folder that other engines load too."""
+    """Write a folder with 4-bit weights.
+
+    Other engines load it too: it is in the layout of compressed-tensors.
+    """
     from engine.terminal import print_quantized
 
     _log(verbose)

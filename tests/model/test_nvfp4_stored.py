@@ -252,7 +252,7 @@ def group(**changes: Any) -> dict[str, Any]:
         (CONFIGS["compressed-tensors"] | {"config_groups": {}}, "no config_groups"),
         (group(num_bits=8), r"weights of num_bits 8 \(group_0\)"),
         (group(group_size=32), r"weights of group_size 32 \(group_0\)"),
-        (group(symmetric=False), "weights with zero points"),
+        (group(symmetric=False), r"weights with zero points \(group_0\)"),
     ],
 )
 def test_other_formats_are_refused_with_what_is_supported(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import accumulate
 from pathlib import Path
 
 import gguf
@@ -52,7 +53,8 @@ def assert_same_values(one: Checkpoint, source: Checkpoint) -> None:
             names = [f"model.layers.{layer}.{module}.weight" for module in modules]
             whole = torch.cat([source.tensor(name, shapes[name]) for name in names])
             parts = as_nvfp4(whole, None, torch.float32)
-            rows = parts.dense(torch.float32).split([shapes.pop(name)[0] for name in names])
+            ends = [*accumulate(shapes.pop(name)[0] for name in names)]
+            rows = parts.dense(torch.float32).tensor_split(ends[:-1])
             for name, expected in zip(names, rows, strict=True):
                 assert torch.equal(dense(one, name, tuple(expected.shape)), expected), name
     for name, shape in shapes.items():
