@@ -25,11 +25,12 @@ void pack_rows(taut_context &context, const MatmulKernels &kernels, const Matmul
   }
 }
 
-int32_t tasks_of(const Matmul &matmul, int32_t pairs, int32_t tiles, int threads) {
+int32_t tasks_of(const MatmulKernels &kernels, const Matmul &matmul, int32_t pairs, int threads) {
   const int64_t cost = int64_t{2} * pairs * matmul.blocks *
                        (kBlockBytes[matmul.weight->format] + 16 * int64_t{matmul.rows});
   const int64_t worth = std::min<int64_t>(cost / kTaskCost, int64_t{kTasksEach} * threads);
-  const int64_t needed = tiles > 1 ? (pairs + kPairsAtOnce - 1) / kPairsAtOnce : 1;
+  const bool shared = matmul.rows > kernels.tile;
+  const int64_t needed = shared ? (pairs + kPairsAtOnce - 1) / kPairsAtOnce : 1;
   return static_cast<int32_t>(std::clamp<int64_t>(worth, needed, pairs));
 }
 
@@ -40,7 +41,7 @@ void run(taut_context &context, const MatmulKernels &kernels, Matmul matmul) {
 
   const int threads = context.pool.threads();
   const int32_t pairs = (matmul.panels + 1) / 2;
-  const int32_t tasks = tasks_of(matmul, pairs, tiles, threads);
+  const int32_t tasks = tasks_of(kernels, matmul, pairs, threads);
   const int32_t most = (pairs + tasks - 1) / tasks * 2;  // panels of one task
   const int64_t bytes = (kernels.work_bytes(matmul, most) + 63) / 64 * 64;
   char *work = context.scratch<char>(kProducts, threads * bytes);

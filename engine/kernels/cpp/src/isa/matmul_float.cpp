@@ -1,7 +1,7 @@
 // Matrix products with float32 activations: every weight becomes a float on the way.
 //
-// The sum of a block of 16 inputs is taken in order of the inputs, and blocks are added in order:
-// what each kernel here does, so a row's bits don't depend on the tile that it is in.
+// Inputs are added up in order within a span of one block (with its scale) or four, and spans in
+// order to the rest: so does each kernel here, and a row's bits don't depend on its tile.
 #include "matmul_panels.h"
 #include "simd_codes.h"
 
@@ -20,14 +20,17 @@ constexpr int kTile = 6;
 constexpr int kAcross = 1;
 #endif
 constexpr int kFew = 4;  // rows for which weights are decoded in registers
-constexpr int kChunk = 16;  // blocks that are decoded at a time for several tiles
+constexpr int kChunk = 8;  // blocks that are decoded at a time, and how far to look ahead
 
-// Where weights come from: a block of one panel gives its inputs' values, 16 outputs each, and the
-// scale of the block's sum. kUnit: inputs that come out of one load.
+// Where weights come from: a span of one panel gives its inputs' values, 16 outputs each, and the
+// scale of their sum. kUnit: inputs that come out of one load. kSpan: blocks of a span. kAlone:
+// panels at a time for one row, so that sums are added up beside each other.
 template <bool scaled>
 struct Floats {
   static constexpr bool kScaled = scaled;
   static constexpr int kUnit = 1;
+  static constexpr int kSpan = scaled ? 1 : 4;
+  static constexpr int kAlone = 1;
   const float *values;
   const float *scales;
   int64_t blocks;  // of a panel
@@ -49,6 +52,8 @@ template <int format>
 struct Packed {
   static constexpr bool kScaled = format == TAUT_NVFP4;
   static constexpr int kUnit = kBlock * 64 / kBlockBytes[format];
+  static constexpr int kSpan = kScaled ? 1 : 4;
+  static constexpr int kAlone = format == TAUT_INT8 ? 2 : 1;
   const uint8_t *values;
   const uint8_t *scales;
   int64_t blocks;
@@ -59,7 +64,9 @@ struct Packed {
 
     template <int k>
     F32 value(int unit) const {
-      const I32 words = load_i(values + unit * 64);
+      const uint8_t *at = values + unit * 64;
+      if (k == 0) __builtin_prefetch(at + kChunk * kBlockBytes[format]);
+      const I32 words = load_i(at);
       if constexpr (format == TAUT_F32) {
         return as_float(words);
       } else if constexpr (format == TAUT_BF16) {
@@ -97,9 +104,9 @@ inline TAUT_INLINE void add_products(Sums<across, rows> &sums, const F32 *weight
   });
 }
 
-// sums [rows][16] += a block's, times its scale.
+// sums [rows][16] += a span's, times its scale.
 template <int rows, class Block>
-inline TAUT_INLINE void add_block(const F32 *here, const Block &block, bool scaled,
+inline TAUT_INLINE void add_span(const F32 *here, const Block &block, bool scaled,
                                          float *sums) {
   const F32 scale = scaled ? block.scale() : zero();
   unroll<rows>([&](auto r) TAUT_INLINE {
@@ -112,14 +119,16 @@ inline TAUT_INLINE void add_block(const F32 *here, const Block &block, bool scal
 // Adds to sums [across][rows][16] what some blocks of `across` panels give with x [inputs][rows].
 template <int across, int rows, class Source>
 void strip(const Source &source, int panel, int first, int blocks, const float *x, float *sums) {
-  for (int b = first; b < first + blocks; ++b) {
+  for (int b = first; b < first + blocks; b += Source::kSpan) {
+    const int left = first + blocks - b;
+    const int units = (left < Source::kSpan ? left : Source::kSpan) * (kBlock / Source::kUnit);
     typename Source::Block block[across];
     Sums<across, rows> here;
     unroll<across>([&](auto p) TAUT_INLINE {
       block[p.value] = source.block(panel + p.value, b);
       unroll<rows>([&](auto r) TAUT_INLINE { here.of[p.value][r.value] = zero(); });
     });
-    for (int unit = 0; unit < kBlock / Source::kUnit; ++unit, x += Source::kUnit * rows) {
+    for (int unit = 0; unit < units; ++unit, x += Source::kUnit * rows) {
       unroll<Source::kUnit>([&](auto k) TAUT_INLINE {
         F32 weights[across];
         weights[0] = block[0].template value<decltype(k)::value>(unit);
@@ -130,7 +139,7 @@ void strip(const Source &source, int panel, int first, int blocks, const float *
       });
     }
     unroll<across>([&](auto p) TAUT_INLINE {
-      add_block<rows>(here.of[p.value], block[p.value], Source::kScaled,
+      add_span<rows>(here.of[p.value], block[p.value], Source::kScaled,
                       sums + p.value * rows * kPanel);
     });
   }
@@ -140,7 +149,7 @@ void strip(const Source &source, int panel, int first, int blocks, const float *
 template <int rows, class Source>
 void strips(const Source &source, int panel, int panels, int first, int blocks, const float *x,
             float *sums) {
-  constexpr int across = rows == 1 ? 1 : kAcross;
+  constexpr int across = rows == 1 ? Source::kAlone : kAcross;
   int p = 0;
   for (; p + across <= panels; p += across) {
     strip<across, rows>(source, panel + p, first, blocks, x, sums + p * rows * kPanel);
@@ -175,34 +184,44 @@ void run_few(const Matmul &m, const Source &source, int first, int panels) {
   });
 }
 
-// More: a chunk of the panels is decoded once for all tiles.
+// Decoded values [panels][blocks][16][16] and scales [panels][blocks][16].
+template <class Source>
+void decode(const Source &source, int panel, int panels, int first, int blocks, float *values,
+            float *scales) {
+  for (int i = 0; i < panels * blocks; ++i) {
+    const auto block = source.block(panel + i / blocks, first + i % blocks);
+    for (int unit = 0; unit < kBlock / Source::kUnit; ++unit) {
+      unroll<Source::kUnit>([&](auto k) TAUT_INLINE {
+        store(values, block.template value<decltype(k)::value>(unit));
+        values += kPanel;
+      });
+    }
+    if constexpr (Source::kScaled) store(scales + i * kPanel, block.scale());
+  }
+}
+
+// More: a chunk of two panels is decoded once for all tiles, and stays in the nearest cache for
+// them, as a chunk of all tiles' rows does in the next one for all panels.
 template <class Source>
 void run_many(const Matmul &m, const Source &source, int first, int panels, float *work) {
+  alignas(64) float values[2 * kChunk * kBlock * kPanel];
+  alignas(64) float scales[2 * kChunk * kPanel];
   const int tiles = (m.rows + kTile - 1) / kTile;
   const int64_t tile_sums = int64_t{panels} * kTile * kPanel;
-  float *values = work + tiles * tile_sums;
-  float *scales = values + int64_t{panels} * kChunk * kBlock * kPanel;
   memset(work, 0, tiles * tile_sums * sizeof(float));
   for (int b = 0; b < m.blocks; b += kChunk) {
     const int count = m.blocks - b < kChunk ? m.blocks - b : kChunk;
-    for (int i = 0; i < panels * count; ++i) {
-      const auto block = source.block(first + i / count, b + i % count);
-      float *out = values + i * kBlock * kPanel;
-      for (int unit = 0; unit < kBlock / Source::kUnit; ++unit) {
-        unroll<Source::kUnit>([&](auto k) TAUT_INLINE {
-          store(out, block.template value<decltype(k)::value>(unit));
-          out += kPanel;
+    for (int p = 0; p < panels; p += 2) {
+      const int now = panels - p < 2 ? 1 : 2;
+      decode(source, first + p, now, b, count, values, scales);
+      const Floats<Source::kScaled> decoded{values, scales, count};
+      for (int tile = 0; tile < tiles; ++tile) {
+        with_size<TAUT_TILES>(rows_of(m, tile), [&](auto size) {
+          constexpr int rows = decltype(size)::value;
+          strips<rows>(decoded, 0, now, 0, count, tile_of(m, tile) + b * kBlock * rows,
+                       work + tile * tile_sums + p * rows * kPanel);
         });
       }
-      if constexpr (Source::kScaled) store(scales + i * kPanel, block.scale());
-    }
-    const Floats<Source::kScaled> decoded{values, scales, count};
-    for (int tile = 0; tile < tiles; ++tile) {
-      with_size<TAUT_TILES>(rows_of(m, tile), [&](auto size) {
-        constexpr int rows = decltype(size)::value;
-        strips<rows>(decoded, 0, panels, 0, count, tile_of(m, tile) + b * kBlock * rows,
-                     work + tile * tile_sums);
-      });
     }
   }
   for (int tile = 0; tile < tiles; ++tile) {
@@ -223,7 +242,7 @@ void run_format(const Matmul &m, int first, int panels, void *work) {
   if (m.rows <= kFew) {
     run_few(m, source, first, panels);
   } else {
-    const int together = m.rows <= kTile ? 2 : panels;
+    const int together = m.rows <= kTile ? 2 : panels;  // one tile: panels are read to their end
     for (int p = 0; p < panels; p += together) {
       run_many(m, source, first + p, panels - p < together ? panels - p : together,
                static_cast<float *>(work));
@@ -247,8 +266,7 @@ void run(const Matmul &m, int32_t first, int32_t panels, void *work) {
 int64_t work_bytes(const Matmul &m, int32_t panels) {
   if (m.rows <= kFew) return 0;
   const int64_t tiles = (m.rows + kTile - 1) / kTile;
-  const int64_t floats = tiles * kTile + kChunk * kBlock + kChunk;
-  return floats * (m.rows <= kTile ? 2 : panels) * kPanel * static_cast<int64_t>(sizeof(float));
+  return tiles * kTile * panels * kPanel * static_cast<int64_t>(sizeof(float));
 }
 
 int64_t tile_bytes(const Matmul &m) {
@@ -259,15 +277,15 @@ int64_t tile_bytes(const Matmul &m) {
 void pack_tile(const Matmul &m, int32_t tile) {
   with_size<TAUT_TILES>(rows_of(m, tile), [&](auto size) {
     constexpr int rows = decltype(size)::value;
-    const int32_t ins = m.weight->ins;
+    const float *row[rows];
+    for (int r = 0; r < rows; ++r) {  // those past the last are computed and left
+      row[r] = m.x + (tile * kTile + (r < rows_of(m, tile) ? r : 0)) * m.x_stride;
+    }
     float *out = const_cast<float *>(tile_of(m, tile));
-    if (rows > rows_of(m, tile) || ins < m.blocks * kBlock) {
-      memset(out, 0, sizeof(float) * rows * kBlock * m.blocks);
+    for (int32_t i = 0; i < m.weight->ins; ++i, out += rows) {
+      for (int r = 0; r < rows; ++r) out[r] = row[r][i];
     }
-    for (int r = 0; r < rows_of(m, tile); ++r) {
-      const float *x = m.x + (tile * kTile + r) * m.x_stride;
-      for (int32_t i = 0; i < ins; ++i) out[int64_t{i} * rows + r] = x[i];
-    }
+    memset(out, 0, sizeof(float) * rows * (m.blocks * kBlock - m.weight->ins));
   });
 }
 

@@ -14,12 +14,15 @@ namespace {
 #if defined(TAUT_LANES_512)
 #define TAUT_TILES 1, 2, 4, 8, 16
 constexpr int kTile = 16;
+constexpr int kTurns = 8;  // rows whose products are summed up beside each other
 #else
 #define TAUT_TILES 1, 2, 4
 constexpr int kTile = 4;
+constexpr int kTurns = 2;
 #endif
 
 constexpr int kQuads = kBlock / 4;
+constexpr int kAhead = 1024;  // bytes to look ahead
 
 // A block of one panel: four inputs at a time, and the scale of sums.
 template <int format>
@@ -30,7 +33,10 @@ struct Block<TAUT_INT8> {
   using Weights = Wide;
   static constexpr bool kScaled = false;
   static void read(const uint8_t *values, const uint8_t *, Weights *w, F32 *) {
-    unroll<kQuads>([&](auto q) TAUT_INLINE { w[q.value] = wide(load_i(values + 64 * q.value)); });
+    unroll<kQuads>([&](auto q) TAUT_INLINE {
+      __builtin_prefetch(values + 64 * q.value + kAhead);
+      w[q.value] = wide(load_i(values + 64 * q.value));
+    });
   }
 };
 
@@ -41,6 +47,7 @@ struct Block<TAUT_NVFP4> {
   static void read(const uint8_t *values, const uint8_t *scales, Weights *w, F32 *scale) {
     const I32 low = splat_i(0x0f0f0f0f);
     unroll<kQuads / 2>([&](auto q) TAUT_INLINE {
+      __builtin_prefetch(values + 64 * q.value + kAhead);
       const I32 pairs = load_i(values + 64 * q.value);
       w[2 * q.value] = narrow(pairs & low);
       w[2 * q.value + 1] = narrow(right<4>(pairs) & low);
@@ -58,43 +65,56 @@ struct Rows {
   int32_t starts[rows];
 };
 
-// start + the sum of a block's products, in each lane.
-template <class Weights>
-inline TAUT_INLINE I32 add_dots(I32 start, const Weights *w, const int8_t *x) {
-  return dot(dot(dot(dot(start, w[0], x), w[1], x + 4), w[2], x + 8), w[3], x + 12);
+// Adds a block's products to the sums of `count` rows, which take turns: a row's next product waits
+// for its last one.
+template <int count, class Weights>
+inline TAUT_INLINE void add_dots(I32 *sums, const Weights *w, const int8_t *x, int stride) {
+  unroll<kQuads>([&](auto q) TAUT_INLINE {
+    unroll<count>([&](auto r) TAUT_INLINE {
+      sums[r.value] = dot(sums[r.value], w[q.value], x + r.value * stride + 4 * q.value);
+    });
+  });
 }
 
-template <int limbs, class Weights>
-inline TAUT_INLINE I32 products(const Weights *w, const int8_t (*x)[kBlock], int32_t start) {
-  if constexpr (limbs == 1) {
-    return add_dots(splat_i(start), w, x[0]);
-  } else {
-    return add_dots(left<8>(add_dots(splat_i(0), w, x[0])) + splat_i(start), w, x[1]);
+// Adds to sums what a block of weights gives with rows `first` to `first` + count - 1.
+template <int count, class Here, int limbs, int rows>
+inline TAUT_INLINE void add_rows(F32 *sums, const typename Here::Weights *weights, F32 scale,
+                                 const Rows<rows, limbs> &x, int first) {
+  I32 whole[count];
+  unroll<count>([&](auto r) TAUT_INLINE {
+    whole[r.value] = splat_i(limbs == 1 ? x.starts[first + r.value] : 0);
+  });
+  add_dots<count>(whole, weights, x.bytes[first][0], limbs * kBlock);
+  if constexpr (limbs == 2) {
+    unroll<count>([&](auto r) TAUT_INLINE {
+      whole[r.value] = left<8>(whole[r.value]) + splat_i(x.starts[first + r.value]);
+    });
+    add_dots<count>(whole, weights, x.bytes[first][1], limbs * kBlock);
   }
+  unroll<count>([&](auto r) TAUT_INLINE {
+    const F32 factor = splat(x.scales[first + r.value]);
+    F32 &sum = sums[first + r.value];
+    sum = Here::kScaled ? fma(to_float(whole[r.value]) * factor, scale, sum)
+                        : fma(to_float(whole[r.value]), factor, sum);
+  });
 }
 
 template <int format, int limbs, int rows>
-void strip(const uint8_t *values, const uint8_t *scales, int blocks,
-                  const Rows<rows, limbs> *x, float *sums) {
+void strip(const uint8_t *values, const uint8_t *scales, int blocks, const Rows<rows, limbs> *x,
+           float *sums) {
   using Here = Block<format>;
+  constexpr int count = rows < kTurns ? rows : kTurns;
   F32 sum[rows];
-  for (int r = 0; r < rows; ++r) sum[r] = zero();
+  unroll<rows>([&](auto r) TAUT_INLINE { sum[r.value] = zero(); });
   for (int b = 0; b < blocks; ++b, values += kBlockBytes[format], scales += kPanel, ++x) {
     typename Here::Weights weights[kQuads];
     F32 scale = zero();
     Here::read(values, scales, weights, &scale);
-    unroll<rows>([&](auto row) TAUT_INLINE {
-      constexpr int r = decltype(row)::value;
-      const I32 whole = products<limbs>(weights, x->bytes[r], x->starts[r]);
-      const F32 factor = splat(x->scales[r]);
-      if constexpr (Here::kScaled) {
-        sum[r] = fma(to_float(whole) * factor, scale, sum[r]);
-      } else {
-        sum[r] = fma(to_float(whole), factor, sum[r]);
-      }
+    unroll<rows / count>([&](auto turn) TAUT_INLINE {
+      add_rows<count, Here>(sum, weights, scale, *x, turn.value * count);
     });
   }
-  for (int r = 0; r < rows; ++r) store(sums + r * kPanel, sum[r]);
+  unroll<rows>([&](auto r) TAUT_INLINE { store(sums + r.value * kPanel, sum[r.value]); });
 }
 
 int rows_of(const Matmul &m, int tile) {
