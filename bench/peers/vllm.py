@@ -15,7 +15,7 @@ from bench.peers.worker import WorkerRunner, module_command
 
 FOLDER = PEERS_FOLDER / "vllm"
 PYTHON = FOLDER / "bin" / "python"
-_KV_GIB = 4
+_SMALL_TOKENS = 16_384  # cells of so many fit into one GiB of any of our models
 
 
 def _preloaded() -> list[str]:
@@ -32,10 +32,11 @@ def _preloaded() -> list[str]:
 
 def _environment(job: Job) -> dict[str, str]:
     usable = sorted(os.sched_getaffinity(0))[: job.threads]
+    small = job.streams * job.context_tokens <= _SMALL_TOKENS
     env = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, usable)),
-        "VLLM_CPU_KVCACHE_SPACE": str(_KV_GIB),
+        "VLLM_CPU_KVCACHE_SPACE": "1" if small else "4",
         "VLLM_NO_USAGE_STATS": "1",
     }
     if libraries := _preloaded():

@@ -46,7 +46,7 @@ def test_the_same_prompts_for_everyone_and_new_ones_each_round() -> None:
     track = Track()
     played([entry("a", track), entry("b", track)], rounds=3)
     assert track.prompts["a"] == track.prompts["b"]
-    starts = [tuple(prompt)[0] for prompts in track.prompts["a"] for prompt in prompts]
+    starts = [next(iter(prompt)) for prompts in track.prompts["a"] for prompt in prompts]
     assert len(starts) == len(set(starts)) == 2 * 4
 
 

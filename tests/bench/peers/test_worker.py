@@ -70,9 +70,13 @@ def test_calls_and_answers(make: Start, tmp_path: Path) -> None:
 )
 def test_failures_are_told(make: Start, settings: dict[str, int], words: str) -> None:
     runner = make(**settings)
-    with pytest.raises(PeerError, match=words):
+
+    def work() -> None:
         runner.start()
         runner.generate([[1]], 5)
+
+    with pytest.raises(PeerError, match=words):
+        work()
 
 
 def test_a_hang_ends(make: Start) -> None:
