@@ -135,12 +135,13 @@ class ServerRunner(GroupRunner):
 
 
 def _body(prompt: Any, output_tokens: int) -> dict[str, Any]:
-    """Greedy with nothing but the argmax in the sampler's chain."""
+    """Greedy by the cheapest of its chains: the one best token, then nothing to draw from."""
     return {
         "prompt": list(prompt),
         "n_predict": output_tokens,
         "temperature": 0,
-        "samplers": ["temperature"],
+        "samplers": ["top_k"],
+        "top_k": 1,
         "ignore_eos": True,
         "cache_prompt": False,
         "return_tokens": True,

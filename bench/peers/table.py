@@ -14,6 +14,7 @@ from bench.peers import arithmetic
 from bench.peers.busy import QUIET_CPUS
 from bench.peers.record import Record
 from bench.peers.regimes import REGIMES, Regime
+from bench.peers.taut import NAME as TAUT
 
 _HEAD = ("regime", "Taut / best peer", "Taut", "best peer", "rounds")
 
@@ -86,7 +87,7 @@ def _beside(rounds: arithmetic.Rounds, ours: str | None, label: str) -> str:
 
 def _short(label: str) -> str:
     """Taut's own name is the column's."""
-    return label.removeprefix(f"{arithmetic.TAUT}:")
+    return label.removeprefix(f"{TAUT}:")
 
 
 def _unit(regime: Regime) -> str:

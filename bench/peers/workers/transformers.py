@@ -15,7 +15,7 @@ def load(job: Job) -> tuple[Generate, dict[str, Any]]:
     flags = {"dtype": job["dtype"], "attn_implementation": "sdpa"}
     model = AutoModelForCausalLM.from_pretrained(
         job["model"], dtype=getattr(torch, job["dtype"]), attn_implementation="sdpa"
-    ).eval()
+    )
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
 
