@@ -31,11 +31,12 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         first, wanted = asked["prompt"][0], asked["n_predict"]
-        greedy = asked["top_k"] == 1 and asked["samplers"] == ["top_k"] and asked["ignore_eos"]
+        fine = asked["top_k"] == 1 and asked["samplers"] == ["top_k"] and asked["ignore_eos"]
+        fine = fine and not asked["cache_prompt"] and self.path == "/completion"
         if first == 666:
             os._exit(1)
         data = json.dumps({"tokens": [first + i for i in range(wanted - (first == 13))]}).encode()
-        self.send_response(200 if greedy and not asked["cache_prompt"] and self.path == "/completion" else 400)
+        self.send_response(200 if fine else 400)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
