@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,7 +12,7 @@ from bench.peers import busy
 def clocks(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """Of the wall, the machine and our own processes."""
     now = {"wall": 100.0, "machine": 50.0, "ours": 5.0, "living": 1.0}
-    monkeypatch.setattr(busy.time, "perf_counter", lambda: now["wall"])
+    monkeypatch.setattr(busy, "time", SimpleNamespace(perf_counter=lambda: now["wall"]))
     monkeypatch.setattr(busy, "_machine_seconds", lambda: now["machine"])
     monkeypatch.setattr(busy, "_our_seconds", lambda: now["ours"])
     return now

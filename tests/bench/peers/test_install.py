@@ -91,7 +91,7 @@ def test_llama_source_is_unpacked_once(ran: list[list[str]], tmp_path: Path) -> 
 
 
 def test_llama_needs_a_compiler(ran: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(install.shutil, "which", lambda name: None)
+    monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(PeerError, match="no C\\+\\+ compiler"):
         install.install("llamacpp", 1)
     with pytest.raises(PeerError, match="isn't installed"):
