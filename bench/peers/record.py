@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from bench.peers.match import Entry, Lap
 from bench.peers.regimes import REGIMES, Regime
 
 VERSION = 1
+_FOLDERS = re.compile(r"(/[\w.+-]+)+/")  # files are named, not where they lie
 
 
 class Record:
@@ -74,7 +76,7 @@ class Record:
         out = self.failures.setdefault(regime.name, {})
         for entry in entries:
             if entry.failure is not None:
-                out[entry.label] = entry.failure
+                out[entry.label] = _FOLDERS.sub("", entry.failure)
             if entry.about:
                 self.about[entry.label] = entry.about
         self.write()

@@ -11,6 +11,7 @@ from bench.peers.regimes import REGIMES
 from tests.bench.peers.fakes import FakeRunner, Track, lap
 
 SINGLE, LONG = REGIMES["single"], REGIMES["long"]
+LOST = "it lost m.gguf, at line 3"
 SETTINGS = {"model": "m", "configurations": ["taut:bf16", "a:q4"]}
 
 
@@ -27,7 +28,11 @@ def path(tmp_path: Path) -> Path:
 
 def written(path: Path) -> Record:
     record = Record(path, SETTINGS)
-    entries = [entry("taut:bf16"), entry("a:q4"), entry("b:x", "it hung")]
+    entries = [
+        entry("taut:bf16"),
+        entry("a:q4"),
+        entry("b:x", "it lost /home/me/models/m.gguf, at line 3"),
+    ]
     for ours, theirs in ((30, 10), (20, 10), (60, 20)):
         laps = {"taut:bf16": lap(ours, 0.01, 5, 6, 7), "a:q4": lap(theirs, None, 5, 6, 8)}
         record.add(SINGLE, laps, entries)
@@ -38,7 +43,7 @@ def test_what_is_written_is_read(path: Path) -> None:
     record = written(path)
     again = Record(path, SETTINGS)
     assert again.rounds == record.rounds
-    assert again.failures == {"single": {"b:x": "it hung"}}
+    assert again.failures == {"single": {"b:x": LOST}}
     assert again.about == record.about
     assert (again.done(SINGLE), again.done(LONG)) == (3, 0)
     assert len(again.environments) == 2  # a sitting each
@@ -52,7 +57,7 @@ def test_a_reader_finds_ratios_first(path: Path) -> None:
     assert (single["best_taut"], single["best_peer"]) == ("taut:bf16", "a:q4")
     assert single["figures"]["a:q4"] == {"min": 10, "median": 10, "max": 20}
     assert single["agreement_tokens"] == {"taut:bf16": 3, "a:q4": 2}
-    assert single["failures"] == {"b:x": "it hung"}
+    assert single["failures"] == {"b:x": LOST}
 
 
 def test_other_settings_are_refused(path: Path) -> None:
