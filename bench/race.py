@@ -198,7 +198,11 @@ def _entries(
     """Who failed in this regime before stays out."""
     out = record.failures.get(regime.name, {})
     return [
-        Entry(each.label, partial(_open, each, regime, models[each.files], args, logs))
+        Entry(
+            each.label,
+            partial(_open, each, regime, models[each.files], args, logs),
+            {"bits": each.bits, "files": each.files},
+        )
         for each in racing
         if takes_part(each, regime) and each.label not in out
     ]

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from bench.peers.busy import Meter
@@ -47,11 +48,20 @@ class Rules:
 
 
 class Entry:
-    """One configuration in one regime. `open` makes a new runner, not started."""
+    """One configuration in one regime.
 
-    def __init__(self, label: str, open_runner: Callable[[], Runner]) -> None:
+    `open_runner` makes a new runner, not started; `facts` are told beside what the engine says.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        open_runner: Callable[[], Runner],
+        facts: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         self.label = label
         self._open = open_runner
+        self._facts = facts
         self._runner: Runner | None = None
         self.kept = True
         self.about: dict[str, Any] = {}
@@ -61,7 +71,7 @@ class Entry:
         if self._runner is None:
             self._runner = self._open()
             self._runner.start()
-            self.about = dict(self._runner.about)
+            self.about = {**self._facts, **self._runner.about}
         return self._runner
 
     @contextmanager

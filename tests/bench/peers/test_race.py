@@ -71,7 +71,12 @@ def test_a_race_with_one_that_dies(engines: dict[str, Peer], path: Path) -> None
     why = record.failures["single"]["dies:x"]
     assert "died (status 3) when asked to run 1 prompts" in why
     held = json.loads(path.read_text())
-    assert held["configurations"]["good:x"]["versions"] == {"fake": "1"}
+    assert held["configurations"]["good:x"] == {
+        "bits": 4,
+        "files": "file",
+        "versions": {"fake": "1"},
+        "flags": {"streams": 1},
+    }
     assert list(held["regimes"]["single"]["ratios"]["taut:x"]) == ["good:x"]
 
     text = shown(record)
