@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,3 @@ def job(folder: Path, **changes: Any) -> Job:
         "log": folder / "log",
     }
     return Job(**{**values, **changes})
-
-
-Opener = Callable[[], Runner]
-Settings = Mapping[str, Any]
