@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3
 PY := $(VENV)/bin/python
 
-.PHONY: demo setup fmt lint type test bench size ci
+.PHONY: demo setup fmt lint type test bench peers size ci
 
 $(VENV)/.run: pyproject.toml
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -36,6 +36,9 @@ test: setup
 
 bench: setup  ## a smoke run; figures for bench/LOG.md come from the commands written there
 	$(PY) -m bench.throughput --model smollm2 --num-prompts 4 --input-len 16 --output-len 16
+
+peers: setup  ## other engines, for `python -m bench.race`; PEERS="llamacpp openvino" for some
+	$(PY) -m bench.peers.install $(PEERS)
 
 size: setup  ## lines of each file; those past 400 say that a seam is wrong
 	$(PY) -m bench.size
