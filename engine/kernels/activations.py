@@ -29,7 +29,7 @@ def round_rows(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     infinity, so all that is made of its row is NaN.
     """
     levels = LEVELS[bits]
-    blocks = F.pad(x, (0, -x.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))  # [T, blocks, 16]
+    blocks = F.pad(x, (0, -x.shape[1] % BLOCK)).view(len(x), -1, BLOCK)  # [T, blocks, 16]
     most = blocks.abs().amax(-1)
     plain = most.isfinite() & (most >= _NOTHING)
     # by a tensor: a number over a tensor would be its product with the rounded inverse

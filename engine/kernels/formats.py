@@ -127,7 +127,8 @@ def nbytes(parts: Parts) -> int:
 
 def moved(parts: Parts, device: torch.device) -> Parts:
     """On `device`."""
-    return parts._make(None if part is None else part.to(device) for part in parts)
+    there = {name: part for name, part in parts._asdict().items() if part is not None}
+    return parts._replace(**{name: part.to(device) for name, part in there.items()})
 
 
 def stacked(parts: Sequence[Nvfp4Parts], bias: Tensor | None) -> Nvfp4Parts:

@@ -142,11 +142,11 @@ def _outputs(
     logits: Tensor, best: Tensor, tokens: Tensor, seqs: Seq[Sequence], needs: Needs
 ) -> list[RowOutput]:
     """Everything that was asked, read from the device at once."""
-    drawn = torch.stack((best.double(), tokens.double()), 1)
+    chosen = torch.stack((best.double(), tokens.double()), 1)
     if needs == Needs() and all(seq.params.logprobs is None for seq in seqs):
-        return [_output(seq, *row) for seq, row in zip(seqs, drawn.tolist(), strict=True)]
+        return [_output(seq, *row) for seq, row in zip(seqs, chosen.tolist(), strict=True)]
     asked, of_tokens, of_needs = report(logits, tokens, seqs, needs)
-    drawn, logprobs, extras = to_host((drawn, of_tokens, of_needs))
+    drawn, logprobs, extras = to_host((chosen, of_tokens, of_needs))
     by_row = dict(zip(asked, logprobs, strict=True))
     outputs = []
     for i, seq in enumerate(seqs):
