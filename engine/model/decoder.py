@@ -8,17 +8,18 @@ chosen backends keep a row's bits (see kernels/linear.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.kernels.dispatch import select
 from engine.kernels.formats import DenseParts, Parts, moved, nbytes, stacked
+from engine.kernels.layers import LAYERS, Layer, Layers, LayersShape, LayersSpec, StepKV
 from engine.model.architecture import DecoderConfig
 from engine.model.quantize import WEIGHT_FORMATS, Store, WeightFormat, as_floats
-from engine.model.rope import Rope, rotate
+from engine.model.rope import Rope
 from engine.model.tensors import Tensors
 from engine.model.weights import Stored, Weight
 from engine.model.workers import workers
@@ -27,31 +28,11 @@ Embed = Callable[[Tensor], Tensor]
 """ids [T] int64 -> [T, E]."""
 
 
-class StepKV(Protocol):
-    """One step's cache."""
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Append k and v [T, H, D], then attend with q [T, Hq, D], all rotated: [T, Hq, D]."""
-
-
 class StepContext(NamedTuple):
     """What one forward pass needs beside its tokens."""
 
-    positions: Tensor  # [T] int64
+    positions: Tensor  # [T] int64, on the host
     kv: StepKV
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
-    """One layer's weights: q, k, v in one matrix, gate and up in another."""
-
-    attn_norm: Tensor  # [E]
-    qkv: Weight
-    qk_norm: Tensor | None  # [Hq + H, D], one row a head
-    out: Weight
-    mlp_norm: Tensor  # [E]
-    gate_up: Weight
-    down: Weight
 
 
 class Decoder:
@@ -63,19 +44,20 @@ class Decoder:
     def __init__(
         self,
         config: DecoderConfig,
+        dtype: torch.dtype,
+        rope: Rope,
         embed: Embed,
-        layers: Sequence[Layer],
-        norm: Tensor,
+        layers: Layers,
         head: Weight,
         nbytes: int,
     ) -> None:
         self.config = config
         self.nbytes = nbytes
+        self._dtype = dtype
+        self._rope = rope
         self._embed = embed
         self._layers = layers
-        self._norm = norm
         self._head = head
-        self._rope = Rope(config, norm.device)
 
     @classmethod
     def load(
@@ -94,39 +76,12 @@ class Decoder:
 
     def forward(self, ids: Tensor, ctx: StepContext) -> Tensor:
         """ids [T] int64 -> final-normed hidden states [T, E]."""
-        cfg = self.config
         cos, sin = self._rope.angles(ctx.positions)
-        rotated = cfg.q_heads + cfg.kv_heads
-        x = self._embed(ids).to(self._norm.dtype)  # [T, E]
-        for index, layer in enumerate(self._layers):
-            heads = layer.qkv.matmul(self._rms(x, layer.attn_norm))
-            heads = heads.view(-1, rotated + cfg.kv_heads, cfg.head_dim)  # [T, Hq + 2 H, D]
-            qk, v = heads[:, :rotated], heads[:, rotated:]
-            if layer.qk_norm is not None:
-                qk = F.rms_norm(qk, (cfg.head_dim,), None, cfg.norm_eps) * layer.qk_norm
-            qk = rotate(qk, cos, sin)
-            seen = ctx.kv.attend(index, qk[:, : cfg.q_heads], qk[:, cfg.q_heads :], v)
-            x = x + layer.out.matmul(seen.flatten(1))
-            x = x + layer.down.matmul(swiglu(layer.gate_up.matmul(self._rms(x, layer.mlp_norm))))
-        return self._rms(x, self._norm)
+        return self._layers(self._embed(ids).to(self._dtype), cos, sin, ctx.kv)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, E] -> [R, V] float32."""
         return self._head.matmul(hidden).float()
-
-    def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, self.config.norm_eps)
-
-
-def swiglu(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up, [T, 2 I] -> [T, I].
-
-    Not by F.silu: its vectorised loop and that loop's scalar tail round exp differently, and which
-    element meets the tail depends on the number of rows. torch.exp has no such tail.
-    """
-    gate, up = gate_up.chunk(2, dim=-1)
-    gate = gate.float()
-    return (gate / gate.neg().exp_().add_(1)).mul_(up).to(gate_up.dtype)
 
 
 class _Loader:
@@ -159,7 +114,16 @@ class _Loader:
             layers = list(pool.map(self._layer, range(cfg.layers)))
             embed, head = ends.result()
         norm = self._tensor("model.norm.weight", cfg.hidden_size)
-        return Decoder(cfg, embed, layers, norm, head, sum(self.sizes))
+        rope, run = Rope(cfg, self.device), self._run(layers, norm)
+        return Decoder(cfg, self.dtype, rope, embed, run, head, sum(self.sizes))
+
+    def _run(self, layers: Sequence[Layer], norm: Tensor) -> Layers:
+        """All layers as one op, in the backend that serves what their matrices became."""
+        cfg = self.config
+        held = {m.linear.backend for x in layers for m in (x.qkv, x.out, x.gate_up, x.down)}
+        spec = LayersSpec(self.device.type, self.dtype, cfg.head_dim, frozenset(held))
+        shape = LayersShape(cfg.q_heads, cfg.kv_heads, cfg.head_dim, cfg.norm_eps)
+        return cast(Layers, select(LAYERS, spec, self.prefer).build(shape, layers, norm))
 
     def _tensor(self, name: str, *shape: int) -> Tensor:
         tensor = self.checkpoint.tensor(name, shape).to(device=self.device, dtype=self.dtype)
@@ -180,14 +144,23 @@ class _Loader:
             table = self._tensor(name, *shape)
         return lambda ids: F.embedding(ids, table), head
 
-    def _stack(self, prefix: str, outs: dict[str, int], ins: int, *, bias: bool) -> Weight:
+    def _stack(
+        self,
+        prefix: str,
+        outs: dict[str, int],
+        ins: int,
+        *,
+        bias: bool = False,
+        gated: bool = False,
+    ) -> Stored:
         """Several projections of one input as one weight, rows in the order of `outs`."""
         biases = [
             self.checkpoint.tensor(f"{prefix}{n}.bias", (out,)) for n, out in outs.items() if bias
         ]
         shapes = {f"{prefix}{n}.weight": (out, ins) for n, out in outs.items()}
         whole = torch.cat(biases).to(self.dtype) if bias else None
-        return Stored(self._parts(shapes, whole, self.weights.layers), self.dtype, self.prefer)
+        parts = self._parts(shapes, whole, self.weights.layers)
+        return Stored(parts, self.dtype, self.prefer, gated=gated)
 
     def _parts(
         self, shapes: dict[str, tuple[int, int]], bias: Tensor | None, store: Store
@@ -224,8 +197,8 @@ class _Loader:
             qk_norm=self._qk_norm(attn) if cfg.qk_norm else None,
             out=self._stack(attn, {"o_proj": hidden}, q, bias=cfg.out_bias),
             mlp_norm=self._tensor(prefix + "post_attention_layernorm.weight", hidden),
-            gate_up=self._stack(mlp, {"gate_proj": inner, "up_proj": inner}, hidden, bias=False),
-            down=self._stack(mlp, {"down_proj": hidden}, inner, bias=False),
+            gate_up=self._stack(mlp, {"gate_proj": inner, "up_proj": inner}, hidden, gated=True),
+            down=self._stack(mlp, {"down_proj": hidden}, inner),
         )
 
     def _qk_norm(self, prefix: str) -> Tensor:

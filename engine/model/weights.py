@@ -44,21 +44,31 @@ class Stored:
     Its parts decide the format; `linear` is what the backend made of them.
     """
 
-    def __init__(self, parts: Parts, dtype: torch.dtype, prefer: Sequence[str] = ()) -> None:
-        """`parts` on the device that they are to run on; `dtype` is that of activations."""
+    def __init__(
+        self, parts: Parts, dtype: torch.dtype, prefer: Sequence[str] = (), *, gated: bool = False
+    ) -> None:
+        """`parts` on the device that they are to run on; `dtype` is that of activations. `gated`:
+        gates, then what they gate; an output is a pair of them (see `linear.swiglu`)."""
         self.out_features, self.in_features = parts.shape
+        self.out_features //= 1 + gated
         self.nbytes = nbytes(parts)
         self.in_group = parts.in_group
         self._dtype = dtype
         self._prefer = prefer
-        spec = LinearSpec(parts[0].device.type, dtype, format_of(parts, dtype))
-        self.linear: Linear = select(LINEAR, spec, prefer).build(parts)
+        self._gated = gated
+        spec = LinearSpec(parts[0].device.type, dtype, format_of(parts, dtype), gated)
+        self.linear: Linear = select(LINEAR, spec, prefer).build(spec, parts)
 
     def matmul(self, x: Tensor) -> Tensor:
         return self.linear(x)
 
     def take_out(self, rows: Tensor) -> Stored:
-        return Stored(self.linear.parts().take_out(rows), self._dtype, self._prefer)
+        if self._gated:
+            rows = torch.cat((rows, rows + self.out_features))
+        return self._like(self.linear.parts().take_out(rows))
 
     def take_in(self, cols: Tensor) -> Stored:
-        return Stored(self.linear.parts().take_in(cols), self._dtype, self._prefer)
+        return self._like(self.linear.parts().take_in(cols))
+
+    def _like(self, parts: Parts) -> Stored:
+        return Stored(parts, self._dtype, self._prefer, gated=self._gated)

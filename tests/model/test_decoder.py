@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.model.decoder import Decoder, StepContext, swiglu
+from engine.kernels.layers import StepCells
+from engine.kernels.linear import swiglu
+from engine.model.decoder import Decoder, StepContext
 from tests import oracle
 from tests.kernels.invariance import assert_same_rows
 from tests.tiny import FAMILIES, ROPES, TinyCheckpoint, tiny_checkpoint, write_folder
@@ -40,6 +42,9 @@ class DenseKV:
         return torch.cat(
             [self._one(seq, layer, *qkv) for (seq, _), qkv in zip(self.rows, parts, strict=True)]
         )
+
+    def cells(self) -> StepCells:
+        raise AssertionError("the layers attend one by one here")
 
     def _one(self, seq: int, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         old_k, old_v = self.keys[seq][layer], self.values[seq][layer]
@@ -77,7 +82,8 @@ def run(decoder: Decoder, kv: DenseKV, steps: list[list[tuple[int, Tensor]]]) ->
 
 
 def load(checkpoint: TinyCheckpoint, dtype: torch.dtype = torch.float32, **options: Any) -> Decoder:
-    return Decoder.load(checkpoint, dtype=dtype, device="cpu", **options)
+    prefer = options.pop("prefer", ("onednn",))
+    return Decoder.load(checkpoint, dtype=dtype, device="cpu", prefer=prefer, **options)
 
 
 def random_ids(count: int, seed: int = 0) -> Tensor:

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <mutex>
 
 #include "kernels.h"
 #include "pool.h"
@@ -20,6 +21,13 @@ enum Purpose {
   kQueries,
   kSeen,
   kInner,
+  kAttendBlocks,
+  kAttendItems,
+  kAttendParts,
+  kAttendWork,
+  kRowPieces,
+  kPackedRows,
+  kProducts,
   kPurposes
 };
 
@@ -35,6 +43,7 @@ struct taut_context {
 
   taut::Pool pool;
   const taut::Kernels &kernels;
+  std::recursive_mutex mutex;  // held through every call: others wait for their turn
 
  private:
   struct Free {

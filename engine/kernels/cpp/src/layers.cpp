@@ -76,13 +76,13 @@ void remember(const taut_step &step, int32_t layer, int32_t tokens, int64_t widt
   float *ring = step.ring + layer * step.ring_layer;
   for (int32_t t = 0; t < tokens; ++t) {
     if (step.ring_at[t] < 0) continue;
-    std::memcpy(ring + step.ring_at[t], q + t * width, std::size_t(width) * sizeof(float));
+    std::memcpy(ring + step.ring_at[t] * width, q + t * width, std::size_t(width) * sizeof(float));
   }
 }
 
 int32_t run(taut_context *context, const taut_shape &shape, const taut_layer *layers,
             int32_t first, int32_t last, const taut_step &step, const float *cos, const float *sin,
-            float *x) {
+            const float *norm, float *x) {
   Plan plan(context, shape, step);
   const int32_t tokens = plan.tokens();
   const int64_t hidden = shape.hidden, inner = shape.inner, dim = step.cells.dim;
@@ -95,7 +95,7 @@ int32_t run(taut_context *context, const taut_shape &shape, const taut_layer *la
   int32_t status = 0;
   const auto matmul = [&](const taut_weight *weight, const float *in, int64_t in_stride, float *out,
                           int64_t out_stride, int32_t then) {
-    status |= taut_matmul(context, weight, in, in_stride, tokens, out, out_stride, then, shape.int8);
+    status |= taut_matmul(context, weight, in, in_stride, tokens, out, out_stride, then, shape.bits);
   };
   for (int32_t l = first; l < last && status == 0; ++l) {
     const taut_layer &layer = layers[l];
@@ -112,6 +112,7 @@ int32_t run(taut_context *context, const taut_shape &shape, const taut_layer *la
     matmul(layer.gate_up, normed, hidden, acts, inner, TAUT_SWIGLU);
     matmul(layer.down, acts, inner, x, hidden, TAUT_ADD);
   }
+  if (norm != nullptr) taut_rms_norm(context, x, tokens, shape.hidden, norm, shape.eps, x);
   return status;
 }
 
@@ -119,9 +120,10 @@ int32_t run(taut_context *context, const taut_shape &shape, const taut_layer *la
 
 int32_t taut_layers(taut_context *context, const taut_shape *shape, const taut_layer *layers,
                     int32_t first, int32_t last, const taut_step *step, const float *cos,
-                    const float *sin, float *x) {
+                    const float *sin, const float *norm, float *x) {
+  const std::lock_guard<std::recursive_mutex> turn(context->mutex);
   try {
-    return run(context, *shape, layers, first, last, *step, cos, sin, x);
+    return run(context, *shape, layers, first, last, *step, cos, sin, norm, x);
   } catch (const std::bad_alloc &) {
     return -1;
   }

@@ -26,8 +26,8 @@ typedef struct taut_context taut_context;
 
 // The best set that this processor has and the library was built with.
 TAUT_API int32_t taut_best_set(void);
-// Threads, the caller's included, and a set of at most taut_best_set(). Calls on one context don't
-// overlap; contexts are independent of each other.
+// Threads, the caller's included, and a set of at most taut_best_set(). Calls on one context take
+// turns; contexts are independent of each other.
 TAUT_API taut_context *taut_open(int32_t threads, int32_t set);
 TAUT_API void taut_close(taut_context *context);
 
@@ -36,23 +36,41 @@ TAUT_API void taut_close(taut_context *context);
 // Number formats of weights, and of cells (the first two).
 enum { TAUT_F32 = 0, TAUT_BF16 = 1, TAUT_INT8 = 2, TAUT_NVFP4 = 3 };
 
-// W [outs, ins], in panels of 16 outputs (the last one filled up with zeros):
+// W [outs, ins], in panels of 16 outputs and blocks of 16 inputs, both filled up:
 //   F32    [panel][ins][16]
 //   BF16   [panel][ins / 2][16][2]: two inputs of one output side by side
-//   INT8   [panel][ins / 4][16][4], with a scale a row
+//   INT8   [panel][ins / 4][16][4]: code + 128, with a scale a row
 //   NVFP4  [panel][ins / 16][128]: 16 x 16 codes; byte 4 r + b of the first 64 has in its low nibble
 //          row r's input b, in its high nibble input 4 + b; the last 64 have inputs 8 to 15 alike.
 //          `blocks` [panel][ins / 16][16] are their E4M3 scales.
-// Inputs are filled up with zeros to whole groups. A value is code * block scale * row scale.
+// A value is code * block scale * row scale. Memory starts at a multiple of 64 bytes.
 typedef struct {
   int32_t format;
   int32_t outs;
   int32_t ins;
-  const void *values;
-  const uint8_t *blocks;  // NVFP4 only
-  const float *scales;    // [outs, filled up to panels], INT8 and NVFP4 only
-  const float *bias;      // [outs, filled up to panels], or null
+  void *values;
+  uint8_t *blocks;      // NVFP4 only
+  const float *scales;  // [outs, filled up to panels], INT8 and NVFP4 only: null for others
+  const float *bias;    // [outs, filled up to panels], or null
 } taut_weight;
+
+// Some rows [rows, ins] of a weight as checkpoints have them, each in one piece: floats of F32 or
+// BF16, int8 codes, or NVFP4's pairs of codes (the even input in the low nibble) and E4M3 scales.
+typedef struct {
+  int32_t format;
+  int32_t rows;
+  void *values;
+  uint8_t *blocks;  // NVFP4 only: [rows, ins / 16]
+} taut_plain;
+
+// Rows into their panels: row r goes to output `first` + r of the panels `from`, `from` + `step`
+// and so on (0 and 1: of all of them). Other outputs aren't touched; panels start as zeros. A weight
+// of F32 or BF16 takes rows of either.
+TAUT_API void taut_pack(taut_context *context, const taut_weight *weight, const taut_plain *plain,
+                        int32_t first, int32_t from, int32_t step);
+// And back, in the weight's own format.
+TAUT_API void taut_unpack(taut_context *context, const taut_weight *weight, const taut_plain *plain,
+                          int32_t first, int32_t from, int32_t step);
 
 // What becomes of x W^T + bias.
 enum {
@@ -63,10 +81,11 @@ enum {
 
 // x [rows, ins] -> y [rows, outs], or [rows, outs / 2] for TAUT_SWIGLU; strides in floats. A row's
 // result has the same bits however many rows run with it and whatever the threads.
-// `int8`: activations are rounded to int8 on the way (INT8 and NVFP4 weights; others ignore it).
+// `bits` of activations: 0 for float32; 8 or 16: rounded to integers on the way, with a scale for
+// each block of 16 (INT8 and NVFP4 weights; others ignore it).
 TAUT_API int32_t taut_matmul(taut_context *context, const taut_weight *weight, const float *x,
                              int64_t x_stride, int32_t rows, float *y, int64_t y_stride,
-                             int32_t then, int32_t int8);
+                             int32_t then, int32_t bits);
 
 // -- cells ----------------------------------------------------------------------------------------
 
@@ -118,9 +137,9 @@ TAUT_API void taut_rotate_append(taut_context *context, const float *heads, int3
 
 // Of each row of logits [rows, width]: the greatest entry's index (the first of equals; -1 if there
 // is a NaN) and value, log-sum-exp, and the entropy of the distribution in nats. Any may be null.
-TAUT_API void taut_row_stats(taut_context *context, const float *logits, int32_t rows,
-                             int32_t width, int64_t *best, float *greatest, float *logsumexp,
-                             float *entropy);
+TAUT_API int32_t taut_row_stats(taut_context *context, const float *logits, int32_t rows,
+                                int32_t width, int64_t *best, float *greatest, float *logsumexp,
+                                float *entropy);
 
 // -- layers ---------------------------------------------------------------------------------------
 
@@ -130,7 +149,7 @@ typedef struct {
   int32_t kv_heads;
   int32_t inner;
   float eps;
-  int32_t int8;  // as in taut_matmul
+  int32_t bits;  // of activations, as in taut_matmul
 } taut_shape;
 
 typedef struct {
@@ -163,7 +182,9 @@ typedef struct {
 } taut_step;
 
 // Decoder layers `first` to `last` - 1: cells are appended, x [tokens, hidden] becomes what leaves
-// the last of them. cos, sin [tokens, dim / 2]. The same as the calls above, one after the other.
+// the last of them, normed by `norm` [hidden] if that isn't null. cos, sin [tokens, dim / 2]. The
+// same as the calls above, one after the other.
 TAUT_API int32_t taut_layers(taut_context *context, const taut_shape *shape,
                              const taut_layer *layers, int32_t first, int32_t last,
-                             const taut_step *step, const float *cos, const float *sin, float *x);
+                             const taut_step *step, const float *cos, const float *sin,
+                             const float *norm, float *x);

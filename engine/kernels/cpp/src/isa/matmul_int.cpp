@@ -1,0 +1,223 @@
+// Matrix products with activations rounded to integers, of one byte or two.
+//
+// A row's activations have a scale for each block of 16: the greatest magnitude over 127, or 127 *
+// 256. Sums of a block are exact; they become floats and are added in order of the blocks, so a
+// row's bits don't depend on the tile that it is in.
+#include "matmul_panels.h"
+#include "simd_codes.h"
+
+namespace taut {
+namespace TAUT_SET {
+
+namespace {
+
+#if defined(TAUT_LANES_512)
+#define TAUT_TILES 1, 2, 4, 8, 16
+constexpr int kTile = 16;
+constexpr int kTurns = 8;  // rows whose products are summed up beside each other
+#else
+#define TAUT_TILES 1, 2, 4
+constexpr int kTile = 4;
+constexpr int kTurns = 2;
+#endif
+
+constexpr int kQuads = kBlock / 4;
+constexpr int kAhead = 1024;  // bytes to look ahead
+
+// A block of one panel: four inputs at a time, and the scale of sums.
+template <int format>
+struct Block;
+
+template <>
+struct Block<TAUT_INT8> {
+  using Weights = Wide;
+  static constexpr bool kScaled = false;
+  static void read(const uint8_t *values, const uint8_t *, Weights *w, F32 *) {
+    unroll<kQuads>([&](auto q) TAUT_INLINE {
+      __builtin_prefetch(values + 64 * q.value + kAhead);
+      w[q.value] = wide(load_i(values + 64 * q.value));
+    });
+  }
+};
+
+template <>
+struct Block<TAUT_NVFP4> {
+  using Weights = Narrow;
+  static constexpr bool kScaled = true;
+  static void read(const uint8_t *values, const uint8_t *scales, Weights *w, F32 *scale) {
+    const I32 low = splat_i(0x0f0f0f0f);
+    unroll<kQuads / 2>([&](auto q) TAUT_INLINE {
+      __builtin_prefetch(values + 64 * q.value + kAhead);
+      const I32 pairs = load_i(values + 64 * q.value);
+      w[2 * q.value] = narrow(pairs & low);
+      w[2 * q.value + 1] = narrow(right<4>(pairs) & low);
+    });
+    *scale = e4m3(scales, 0.5f);  // lanes hold twice the code
+  }
+};
+
+// Rows of a tile in one block of inputs: bytes [rows][limbs][16], the greater limb first, then the
+// rows' scales, then what corrects their sums for kShift.
+template <int rows, int limbs>
+struct Rows {
+  int8_t bytes[rows][limbs][kBlock];
+  float scales[rows];
+  int32_t starts[rows];
+};
+
+// Adds a block's products to the sums of `count` rows, which take turns: a row's next product waits
+// for its last one.
+template <int count, class Weights>
+inline TAUT_INLINE void add_dots(I32 *sums, const Weights *w, const int8_t *x, int stride) {
+  unroll<kQuads>([&](auto q) TAUT_INLINE {
+    unroll<count>([&](auto r) TAUT_INLINE {
+      sums[r.value] = dot(sums[r.value], w[q.value], x + r.value * stride + 4 * q.value);
+    });
+  });
+}
+
+// Adds to sums what a block of weights gives with rows `first` to `first` + count - 1.
+template <int count, class Here, int limbs, int rows>
+inline TAUT_INLINE void add_rows(F32 *sums, const typename Here::Weights *weights, F32 scale,
+                                 const Rows<rows, limbs> &x, int first) {
+  I32 whole[count];
+  unroll<count>([&](auto r) TAUT_INLINE {
+    whole[r.value] = splat_i(limbs == 1 ? x.starts[first + r.value] : 0);
+  });
+  add_dots<count>(whole, weights, x.bytes[first][0], limbs * kBlock);
+  if constexpr (limbs == 2) {
+    unroll<count>([&](auto r) TAUT_INLINE {
+      whole[r.value] = left<8>(whole[r.value]) + splat_i(x.starts[first + r.value]);
+    });
+    add_dots<count>(whole, weights, x.bytes[first][1], limbs * kBlock);
+  }
+  unroll<count>([&](auto r) TAUT_INLINE {
+    const F32 factor = splat(x.scales[first + r.value]);
+    F32 &sum = sums[first + r.value];
+    sum = Here::kScaled ? fma(to_float(whole[r.value]) * factor, scale, sum)
+                        : fma(to_float(whole[r.value]), factor, sum);
+  });
+}
+
+template <int format, int limbs, int rows>
+void strip(const uint8_t *values, const uint8_t *scales, int blocks, const Rows<rows, limbs> *x,
+           float *sums) {
+  using Here = Block<format>;
+  constexpr int count = rows < kTurns ? rows : kTurns;
+  F32 sum[rows];
+  unroll<rows>([&](auto r) TAUT_INLINE { sum[r.value] = zero(); });
+  for (int b = 0; b < blocks; ++b, values += kBlockBytes[format], scales += kPanel, ++x) {
+    typename Here::Weights weights[kQuads];
+    F32 scale = zero();
+    Here::read(values, scales, weights, &scale);
+    unroll<rows / count>([&](auto turn) TAUT_INLINE {
+      add_rows<count, Here>(sum, weights, scale, *x, turn.value * count);
+    });
+  }
+  unroll<rows>([&](auto r) TAUT_INLINE { store(sums + r.value * kPanel, sum[r.value]); });
+}
+
+int rows_of(const Matmul &m, int tile) {
+  return m.rows - tile * kTile < kTile ? m.rows - tile * kTile : kTile;
+}
+
+int64_t tile_bytes(const Matmul &m) {
+  return m.blocks * static_cast<int64_t>(m.bits == 8 ? sizeof(Rows<kTile, 1>)
+                                                     : sizeof(Rows<kTile, 2>));
+}
+
+template <int rows, int limbs>
+Rows<rows, limbs> *tile_of(const Matmul &m, int tile) {
+  return reinterpret_cast<Rows<rows, limbs> *>(static_cast<char *>(m.packed) +
+                                               tile * tile_bytes(m));
+}
+
+template <int format, int limbs>
+void run_format(const Matmul &m, int32_t first, int32_t panels) {
+  const uint8_t *values = static_cast<const uint8_t *>(m.weight->values);
+  for (int tile = 0; tile * kTile < m.rows; ++tile) {
+    with_size<TAUT_TILES>(rows_of(m, tile), [&](auto size) {
+      constexpr int rows = decltype(size)::value;
+      alignas(64) float sums[2 * rows * kPanel];
+      for (int p = first; p < first + panels; p += 2) {
+        const int now = first + panels - p < 2 ? 1 : 2;
+        for (int i = 0; i < now; ++i) {
+          const int64_t at = int64_t{p + i} * m.blocks;
+          strip<format, limbs, rows>(values + at * kBlockBytes[format],
+                                     m.weight->blocks + at * kPanel, m.blocks,
+                                     tile_of<rows, limbs>(m, tile), sums + i * rows * kPanel);
+        }
+        finish(m, sums, rows, p, now, tile * kTile, rows_of(m, tile));
+      }
+    });
+  }
+}
+
+void run(const Matmul &m, int32_t first, int32_t panels, void *) {
+  if (m.weight->format == TAUT_INT8) {
+    m.bits == 8 ? run_format<TAUT_INT8, 1>(m, first, panels)
+                : run_format<TAUT_INT8, 2>(m, first, panels);
+  } else {
+    m.bits == 8 ? run_format<TAUT_NVFP4, 1>(m, first, panels)
+                : run_format<TAUT_NVFP4, 2>(m, first, panels);
+  }
+}
+
+int64_t work_bytes(const Matmul &, int32_t) { return 0; }
+
+// Rounds 16 activations: their scale, and the sum of their integers. A block with a NaN or infinity
+// has it for a scale, and zeros: whatever is made of it is NaN. One that is next to nothing is 0.
+template <int limbs>
+int32_t round_block(F32 x, int8_t (*bytes)[kBlock], float *scale) {
+  constexpr float kLevels = limbs == 1 ? 127.0f : 127.0f * 256.0f;
+  const int32_t most_bits = greatest_i(as_int(x) & splat_i(INT32_MAX));
+  float most;
+  memcpy(&most, &most_bits, sizeof most);
+  const bool rounded = most >= 1e-30f && most_bits < 0x7f800000;
+  if (!rounded) {
+    memset(bytes, 0, limbs * kBlock);
+    *scale = most < 1e-30f ? 0.0f : most;
+    return 0;
+  }
+  *scale = most / kLevels;
+  const I32 whole = to_int(x * splat(kLevels / most));
+  if constexpr (limbs == 1) {
+    store_i8(bytes[0], whole);
+  } else {
+    const I32 upper = right_signed<8>(whole + splat_i(128));
+    store_i8(bytes[0], upper);
+    store_i8(bytes[1], whole - left<8>(upper));
+  }
+  return sum_i(whole);
+}
+
+template <int limbs, int rows>
+void round_tile(const Matmul &m, int tile, int shift) {
+  Rows<rows, limbs> *out = tile_of<rows, limbs>(m, tile);
+  for (int r = 0; r < rows; ++r) {
+    const float *x = m.x + (tile * kTile + r) * m.x_stride;
+    for (int b = 0; b < m.blocks; ++b) {
+      const int count = r < rows_of(m, tile) ? m.weight->ins - b * kBlock : 0;
+      float some[kBlock] = {};
+      if (count < kBlock) memcpy(some, x + b * kBlock, sizeof(float) * (count > 0 ? count : 0));
+      const F32 block = load(count < kBlock ? some : x + b * kBlock);
+      out[b].starts[r] = -shift * round_block<limbs>(block, out[b].bytes[r], &out[b].scales[r]);
+    }
+  }
+}
+
+void pack_tile(const Matmul &m, int32_t tile) {
+  const int shift = m.weight->format == TAUT_INT8 ? Wide::kShift : Narrow::kShift;
+  with_size<TAUT_TILES>(rows_of(m, tile), [&](auto size) {
+    constexpr int rows = decltype(size)::value;
+    m.bits == 8 ? round_tile<1, rows>(m, tile, shift) : round_tile<2, rows>(m, tile, shift);
+  });
+}
+
+}  // namespace
+
+extern const MatmulKernels kMatmulInt;
+const MatmulKernels kMatmulInt = {kTile, tile_bytes, pack_tile, work_bytes, run};
+
+}  // namespace TAUT_SET
+}  // namespace taut
