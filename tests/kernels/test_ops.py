@@ -157,7 +157,7 @@ def test_linear_equals_its_definition(
     impl = _serving(backend, dtype)
     x, w, b = random_linear(shape, dtype)
     for bias in (None, b):
-        linear = impl(DenseParts(w, bias))
+        linear = impl(LinearSpec("cpu", dtype), DenseParts(w, bias))
         assert torch.equal(linear.parts().weight, w)
         for rows in (0, 1, 2, 33):
             y = linear(x[:rows])
@@ -173,7 +173,8 @@ def test_linear_of_a_row_does_not_depend_on_the_rows(
     shape: tuple[int, int], dtype: torch.dtype
 ) -> None:
     x, w, b = random_linear(shape, dtype)
-    linear = select(LINEAR, LinearSpec("cpu", dtype)).build(DenseParts(w, b))
+    spec = LinearSpec("cpu", dtype)
+    linear = select(LINEAR, spec).build(spec, DenseParts(w, b))
     whole = linear(x)
     for rows in ROWS:
         assert_same_rows(linear(x[:rows]), whole[:rows], dtype)
