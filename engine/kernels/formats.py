@@ -6,7 +6,7 @@ taken out of any weight, whatever layout it has.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -127,8 +127,8 @@ def nbytes(parts: Parts) -> int:
 
 def moved(parts: Parts, device: torch.device) -> Parts:
     """On `device`."""
-    there = {name: part for name, part in parts._asdict().items() if part is not None}
-    return parts._replace(**{name: part.to(device) for name, part in there.items()})
+    made: Callable[..., Parts] = type(parts)
+    return made(*(None if part is None else part.to(device) for part in parts))
 
 
 def stacked(parts: Sequence[Nvfp4Parts], bias: Tensor | None) -> Nvfp4Parts:
