@@ -27,23 +27,27 @@ def _refuses(spec: LinearSpec) -> str | None:
 
 @LINEAR.register("cpp", refuses=_refuses)
 class NativeLinear:
-    """A weight in panels. A row has the same bits however many rows run with it."""
+    """A weight in panels. A row has the same bits however many rows run with it.
+
+    `outs` is the width of a result, `bits` and `address` are what calls of several matrices take.
+    """
 
     def __init__(
         self, spec: LinearSpec, parts: Parts, context: library.Context | None = None
     ) -> None:
         self._context = context or library.context()
         self._then = SWIGLU if spec.gated else STORE
-        self._bits = spec.activation_bits
+        self.bits = spec.activation_bits
         given = halves(parts) if spec.gated else [parts]
         self.weight = PackedWeight(self._context, given, paired=spec.gated)
-        self._width = given[0].shape[0]
+        self.address = self.weight.address
+        self.outs = given[0].shape[0]
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.dtype != torch.float32:
             return self(x.float()).to(x.dtype)
-        y = torch.empty(x.shape[0], self._width)
-        matmul(self._context, self.weight, x, y, self._then, self._bits)
+        y = torch.empty(x.shape[0], self.outs)
+        matmul(self._context, self.weight, x, y, self._then, self.bits)
         return y
 
     def parts(self) -> Parts:
