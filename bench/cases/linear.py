@@ -140,7 +140,9 @@ def _case(product: Product, rows: Sequence[int], timed: bool = False) -> Case:
 
 
 def _odd(path: Path) -> list[Product]:
-    ins = (lambda n: -(-n // 16) * 16) if path.format == "nvfp4" else (lambda n: n)
+    def ins(count: int) -> int:
+        return -(-count // 16) * 16 if path.format == "nvfp4" else count
+
     return [
         Product(path, (1,), ins(1)),
         Product(path, (33,), ins(50), bias=True, loose=True),

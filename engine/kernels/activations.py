@@ -29,7 +29,9 @@ def round_rows(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     infinity, so all that is made of its row is NaN.
     """
     levels = LEVELS[bits]
-    blocks = F.pad(x, (0, -x.shape[1] % BLOCK)).view(len(x), -1, BLOCK)  # [T, blocks, 16]
+    count = -(-x.shape[1] // BLOCK)
+    padded = F.pad(x, (0, count * BLOCK - x.shape[1]))
+    blocks = padded.reshape(len(x), count, BLOCK)
     most = blocks.abs().amax(-1)
     plain = most.isfinite() & (most >= _NOTHING)
     # by a tensor: a number over a tensor would be its product with the rounded inverse

@@ -140,7 +140,7 @@ def _linear(linear: object) -> NativeLinear:
 
 def _native(layer: Layer) -> _Layer:
     def weight(linear: object) -> int:
-        return _linear(linear).weight.address
+        return _linear(linear).address
 
     return _Layer(
         attn_norm=layer.attn_norm.data_ptr(),

@@ -29,7 +29,7 @@ def _refuses(spec: LinearSpec) -> str | None:
 class NativeLinear:
     """A weight in panels. A row has the same bits however many rows run with it.
 
-    `outs` columns leave it; `bits` are those of activations (see `matmul`).
+    `outs` is the width of a result, `bits` and `address` are what calls of several matrices take.
     """
 
     backend = "cpp"
@@ -42,6 +42,7 @@ class NativeLinear:
         self.bits = spec.activation_bits
         given = halves(parts) if spec.gated else [parts]
         self.weight = PackedWeight(context or library.context(), given, paired=spec.gated)
+        self.address = self.weight.address
         self.outs = given[0].shape[0]
 
     def __call__(self, x: Tensor) -> Tensor:

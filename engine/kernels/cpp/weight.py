@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -156,24 +156,24 @@ class PackedWeight:
 def halves(parts: Parts) -> list[Parts]:
     """The upper half of the outputs and the lower one: views."""
     half = parts.shape[0] // 2
-    both = (slice(half), slice(half, None))
-    return [_like(parts, [_rows(tensor, rows) for tensor in parts]) for rows in both]
+    return [
+        _of_each(lambda tensors: tensors[0][:half], [parts]),
+        _of_each(lambda tensors: tensors[0][half:], [parts]),
+    ]
 
 
 def joined(several: Sequence[Parts]) -> Parts:
     """One below the other, in one piece."""
-    if len(several) == 1:
-        return several[0]
-    columns = zip(*several, strict=True)
-    return _like(several[0], [None if c[0] is None else torch.cat(c) for c in columns])
+    return several[0] if len(several) == 1 else _of_each(torch.cat, several)
 
 
-def _like(parts: Parts, tensors: list[Tensor | None]) -> Parts:
-    return type(parts)(*tensors)
-
-
-def _rows(tensor: Tensor | None, rows: slice) -> Tensor | None:
-    return None if tensor is None else tensor[rows]
+def _of_each(change: Callable[[list[Tensor]], Tensor], several: Sequence[Parts]) -> Parts:
+    """`change` of the like tensors of all: each has the outputs first."""
+    tensors = [
+        None if like[0] is None else change(list(like)) for like in zip(*several, strict=True)
+    ]
+    made: Parts = type(several[0])._make(tensors)
+    return made
 
 
 def _check(parts: Sequence[Parts], paired: bool) -> None:

@@ -9,7 +9,7 @@ namespace taut {
 
 namespace {
 
-constexpr int kTilesAtOnce = 42;         // tiles of a pass: 500 rows or so
+constexpr int kTilesAtOnce = 16;         // tiles of a pass: their rows stay in cache for all panels
 constexpr int kPairsAtOnce = 4;          // pairs of panels of a task, if several tiles share them
 constexpr int kTasksEach = 4;           // tasks of each thread: one held up is no delay
 constexpr int64_t kTaskCost = 1 << 15;   // bytes of weights or products of a task, at least

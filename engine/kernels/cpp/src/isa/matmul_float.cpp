@@ -23,12 +23,12 @@ constexpr int kFew = 4;  // rows for which weights are decoded in registers
 constexpr int kChunk = 8;  // blocks that are decoded at a time, and how far to look ahead
 
 // Where weights come from: a span of one panel gives its inputs' values, 16 outputs each, and the
-// scale of their sum. kUnit: inputs that come out of one load. kSpan: blocks of a span. kAlone:
-// panels at a time for one row, so that sums are added up beside each other.
+// scale of their sum. kUnit: inputs that are taken at a time, of one load. kSpan: blocks of a span.
+// kAlone: panels at a time for one row, so that sums are added up beside each other.
 template <bool scaled>
 struct Floats {
   static constexpr bool kScaled = scaled;
-  static constexpr int kUnit = 1;
+  static constexpr int kUnit = 4;
   static constexpr int kSpan = scaled ? 1 : 4;
   static constexpr int kAlone = 1;
   const float *values;
@@ -39,7 +39,7 @@ struct Floats {
     const float *values;
     const float *scales;
     template <int k>
-    F32 value(int unit) const { return load(values + unit * kPanel); }
+    F32 value(int unit) const { return load(values + (unit * kUnit + k) * kPanel); }
     F32 scale() const { return load(scales); }
   };
   Block block(int panel, int block) const {

@@ -165,22 +165,29 @@ void run(const Matmul &m, int32_t first, int32_t panels, void *) {
 
 int64_t work_bytes(const Matmul &, int32_t) { return 0; }
 
-// Rounds 16 activations: their scale, and the sum of their integers. A block with a NaN or infinity
-// has it for a scale, and zeros: whatever is made of it is NaN. One that is next to nothing is 0.
+// What the blocks of a row are multiplied with to be rounded, and their scales, from the bits of
+// their greatest magnitudes. A block with a NaN or infinity has it for a scale and becomes zeros, so
+// that whatever is made of it is NaN; one that is next to nothing is 0.
 template <int limbs>
-int32_t round_block(F32 x, int8_t (*bytes)[kBlock], float *scale) {
+void scale_blocks(const int32_t *most_bits, float *factors, float *scales) {
   constexpr float kLevels = limbs == 1 ? 127.0f : 127.0f * 256.0f;
-  const int32_t most_bits = greatest_i(as_int(x) & splat_i(INT32_MAX));
-  float most;
-  memcpy(&most, &most_bits, sizeof most);
-  const bool rounded = most >= 1e-30f && most_bits < 0x7f800000;
-  if (!rounded) {
+  float most[kLanes];
+  memcpy(most, most_bits, sizeof most);
+  for (int i = 0; i < kLanes; ++i) {
+    const bool nothing = most[i] < 1e-30f;
+    const bool rounded = !nothing && most_bits[i] < 0x7f800000;
+    factors[i] = rounded ? kLevels / most[i] : 0.0f;
+    scales[i] = nothing ? 0.0f : rounded ? most[i] / kLevels : most[i];
+  }
+}
+
+template <int limbs>
+int32_t round_block(F32 x, float factor, int8_t (*bytes)[kBlock]) {
+  if (factor == 0.0f) {
     memset(bytes, 0, limbs * kBlock);
-    *scale = most < 1e-30f ? 0.0f : most;
     return 0;
   }
-  *scale = most / kLevels;
-  const I32 whole = to_int(x * splat(kLevels / most));
+  const I32 whole = to_int(x * splat(factor));
   if constexpr (limbs == 1) {
     store_i8(bytes[0], whole);
   } else {
@@ -191,18 +198,37 @@ int32_t round_block(F32 x, int8_t (*bytes)[kBlock], float *scale) {
   return sum_i(whole);
 }
 
+// Row `r` of a tile, 16 blocks after 16: each step is done for all of them.
+template <int limbs, int rows>
+void round_row(const float *x, int32_t ins, int32_t blocks, int shift, int r,
+               Rows<rows, limbs> *out) {
+  float last[kBlock] = {};  // filled up
+  memcpy(last, x + (ins - ins % kBlock), sizeof(float) * (ins % kBlock));
+  const auto block = [&](int b) { return load(b == ins / kBlock ? last : x + b * kBlock); };
+  for (int b = 0; b < blocks; b += kLanes) {
+    const int count = blocks - b < kLanes ? blocks - b : kLanes;
+    int32_t most[kLanes] = {};
+    float factors[kLanes], scales[kLanes];
+    for (int i = 0; i < count; ++i) {
+      most[i] = greatest_i(as_int(block(b + i)) & splat_i(INT32_MAX));
+    }
+    scale_blocks<limbs>(most, factors, scales);
+    for (int i = 0; i < count; ++i) {
+      Rows<rows, limbs> &here = out[b + i];
+      here.scales[r] = scales[i];
+      here.starts[r] = -shift * round_block<limbs>(block(b + i), factors[i], here.bytes[r]);
+    }
+  }
+}
+
 template <int limbs, int rows>
 void round_tile(const Matmul &m, int tile, int shift) {
   Rows<rows, limbs> *out = tile_of<rows, limbs>(m, tile);
-  for (int r = 0; r < rows; ++r) {
-    const float *x = m.x + (tile * kTile + r) * m.x_stride;
-    for (int b = 0; b < m.blocks; ++b) {
-      const int count = r < rows_of(m, tile) ? m.weight->ins - b * kBlock : 0;
-      float some[kBlock] = {};
-      if (count < kBlock) memcpy(some, x + b * kBlock, sizeof(float) * (count > 0 ? count : 0));
-      const F32 block = load(count < kBlock ? some : x + b * kBlock);
-      out[b].starts[r] = -shift * round_block<limbs>(block, out[b].bytes[r], &out[b].scales[r]);
-    }
+  const int own = rows_of(m, tile);
+  if (own < rows) memset(out, 0, m.blocks * sizeof *out);
+  for (int r = 0; r < own; ++r) {
+    round_row<limbs, rows>(m.x + (tile * kTile + r) * m.x_stride, m.weight->ins, m.blocks, shift,
+                           r, out);
   }
 }
 
