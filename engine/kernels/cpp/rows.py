@@ -24,9 +24,8 @@ class NativeRows:
         self._norm, self._append = lib.taut_rms_norm, lib.taut_rotate_append
         self._stats = lib.taut_row_stats
         self._norm.argtypes = [pointer, pointer, count, count, pointer, real, pointer]
-        shape = [pointer, pointer, count, count, count, pointer, real]
-        self._append.argtypes = [*shape, *[pointer] * 5]
-        self._stats.argtypes = [pointer, pointer, count, count, *[pointer] * 4]
+        self._append.argtypes = [pointer, pointer, *(count,) * 3, pointer, real, *(pointer,) * 5]
+        self._stats.argtypes = [pointer, pointer, count, count, *(pointer,) * 4]
         self._norm.restype = self._append.restype = None
         self._context = context.handle
         self._cells = Cells()

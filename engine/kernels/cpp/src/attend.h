@@ -49,7 +49,7 @@ static inline AttendState attend_state(float *memory, int32_t rows, int32_t dim)
 // Floats that the kernel needs to work in.
 static inline int64_t attend_work_size(int32_t rows, int32_t dim) {
   const int64_t full = (rows + 15) / 16 * 16;
-  return attend_state_size(rows, dim) + full * (dim + kSplit + 4) + (2 * kPage + kSplit) * dim;
+  return attend_state_size(rows, dim) + full * (dim + kSplit + 4) + (4 * kPage + kSplit) * dim;
 }
 
 }  // namespace taut

@@ -13,10 +13,12 @@ namespace TAUT_SET {
 namespace {
 
 #if defined(TAUT_LANES_512)
-constexpr int kTilePages = 2;  // pages and registers of values that a tile of rows holds sums of
-constexpr int kTileValues = 4;
+constexpr int kFewPages = 2;   // that a tile of rows holds sums of
+constexpr int kManyPages = 4;  // the same where there are several tiles
+constexpr int kTileValues = 4;  // registers
 #else
-constexpr int kTilePages = 1;
+constexpr int kFewPages = 1;
+constexpr int kManyPages = 1;
 constexpr int kTileValues = 1;
 #endif
 constexpr int kTileRows = 6;
@@ -63,7 +65,7 @@ struct Work {
     total = take(full);
     keep = take(full);
     gain = take(full);
-    keys = take(int64_t{2} * kPage * dim);
+    keys = take(int64_t{kManyPages} * kPage * dim);
     values = take(int64_t{kSplit} * dim);
   }
 
@@ -72,7 +74,7 @@ struct Work {
   float *logits;         // [rows, kSplit]; then their weights
   float *peak, *total;   // [rows], of this split
   float *keep, *gain;    // [rows]: what the sums before it and its own are multiplied with
-  float *keys;           // [kTilePages, dim, 16]
+  float *keys;           // [kManyPages, dim, 16]
   float *values;         // [kSplit, dim]
 };
 
@@ -81,7 +83,7 @@ struct Split {
   int32_t pages;
   int32_t cells;
   alignas(64) int32_t pos[kSplit];  // past every query's where no cell is held
-  const char *k[kSplit / kPage];
+  const char *k[kSplit / kPage + kManyPages];  // those after the split's are fetched ahead
   const char *v[kSplit / kPage];
   const float *bias[kSplit / kPage];
 };
@@ -92,8 +94,11 @@ void look(const AttendTask &task, int32_t split, int32_t latest, Split *out) {
   const int32_t *table = task.table + split * (kSplit / kPage);
   const int32_t left = task.held - split * kSplit, held = left < kSplit ? left : kSplit;
   const int64_t page_bytes = int64_t{kPage} * cells.dim * Cells::kBytes;
+  const auto *const keys = static_cast<const char *>(cells.k);
+  const auto *const values = static_cast<const char *>(cells.v);
   out->pages = 0;
-  for (int32_t page = 0; page * kPage < held; ++page) {
+  int32_t page = 0;
+  for (; page * kPage < held; ++page) {
     const int64_t id = table[page];
     int32_t earliest = INT32_MAX;
     for (int32_t c = 0; c < kPage; ++c) {
@@ -102,26 +107,30 @@ void look(const AttendTask &task, int32_t split, int32_t latest, Split *out) {
       earliest = pos < earliest ? pos : earliest;
     }
     if (earliest <= latest) out->pages = page + 1;
-    out->k[page] = static_cast<const char *>(cells.k) + id * page_bytes;
-    out->v[page] = static_cast<const char *>(cells.v) + id * page_bytes;
+    out->k[page] = keys + id * page_bytes;
+    out->v[page] = values + id * page_bytes;
     out->bias[page] = cells.bias == nullptr ? nullptr : cells.bias + id * kPage;
   }
   out->cells = held < out->pages * kPage ? held : out->pages * kPage;
+  for (const int32_t end = page + kManyPages; page < end; ++page) {
+    out->k[page] = page * kPage < left ? keys + table[page] * page_bytes : out->k[page - 1];
+  }
 }
 
-inline void prefetch(const char *p, int64_t bytes) {
-  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, 2);
-}
-
+// Fetches `step` bytes of each page at `ahead` for a dimension.
 template <int R, int P>
-void logit_tile(const float *q, const float *keys, int dim, float *logits) {
+void logit_tile(const float *q, const float *keys, int dim, float *logits,
+                const char *const *ahead, int step) {
   F32 sums[R][P];
   for (int r = 0; r < R; ++r) {
     for (int p = 0; p < P; ++p) sums[r][p] = zero();
   }
   for (int d = 0; d < dim; ++d) {
     F32 key[P];
-    for (int p = 0; p < P; ++p) key[p] = load(keys + (p * dim + d) * kLanes);
+    for (int p = 0; p < P; ++p) {
+      key[p] = held(load(keys + (p * dim + d) * kLanes));
+      __builtin_prefetch(ahead[p] + d * step, 0, 2);
+    }
     for (int r = 0; r < R; ++r) {
       const F32 x = splat(q[r * dim + d]);
       for (int p = 0; p < P; ++p) sums[r][p] = fma(key[p], x, sums[r][p]);
@@ -132,37 +141,37 @@ void logit_tile(const float *q, const float *keys, int dim, float *logits) {
   }
 }
 
+// The first tile fetches the values: the pages' memory is kept busy while the keys are worked on.
 template <class Cells, int P>
 void page_logits(const Split &split, int page, int rows, int dim, const Work &work) {
-  for (int p = 0; p < P; ++p) {
-    Cells::turn(split.k[page + p], dim, work.keys + p * dim * kLanes);
+  for (int p = page; p < page + P; ++p) {
+    Cells::turn(split.k[p], dim, work.keys + (p - page) * dim * kLanes, split.k[p + P]);
   }
+  const char *here[P];
+  for (int p = 0; p < P; ++p) here[p] = reinterpret_cast<const char *>(work.keys);
   tiles(rows, [&](auto size, int first) {
-    logit_tile<decltype(size)::value, P>(work.q + first * dim, work.keys, dim,
-                                         work.logits + first * kSplit + page * kPage);
+    logit_tile<decltype(size)::value, P>(
+        work.q + first * dim, work.keys, dim, work.logits + first * kSplit + page * kPage,
+        first == 0 ? split.v + page : here, first == 0 ? kPage * Cells::kBytes : 0);
   });
 }
 
 template <class Cells>
 void all_logits(const Split &split, int rows, int dim, const Work &work) {
-  const int64_t page_bytes = int64_t{kPage} * dim * Cells::kBytes;
-  for (int page = 0; page < split.pages;) {
-    const int count = split.pages - page < kTilePages ? 1 : kTilePages;
-    for (int p = page; p < page + count; ++p) {
-      if (p + kTilePages < split.pages) prefetch(split.k[p + kTilePages], page_bytes);
-      prefetch(split.v[p], page_bytes);
+  int page = 0;
+  if (rows > kTileRows) {
+    for (; page + kManyPages <= split.pages; page += kManyPages) {
+      page_logits<Cells, kManyPages>(split, page, rows, dim, work);
     }
-    if (count == kTilePages) {
-      page_logits<Cells, kTilePages>(split, page, rows, dim, work);
-    } else {
-      page_logits<Cells, 1>(split, page, rows, dim, work);
-    }
-    page += count;
   }
+  for (; page + kFewPages <= split.pages; page += kFewPages) {
+    page_logits<Cells, kFewPages>(split, page, rows, dim, work);
+  }
+  for (; page < split.pages; ++page) page_logits<Cells, 1>(split, page, rows, dim, work);
 }
 
-// A row's logits become e^(logit - peak), 0 for cells that its query doesn't see.
-void weigh(const Split &split, int32_t q_pos, float *logits, float *peak, float *total) {
+// Biases come in, cells that the row's query doesn't see go out: the greatest logit.
+float mask(const Split &split, int32_t q_pos, float *logits) {
   const I32 own = splat_i(q_pos);
   F32 most = splat(kUnseen);
   for (int p = 0; p < split.pages; ++p) {
@@ -172,15 +181,19 @@ void weigh(const Split &split, int32_t q_pos, float *logits, float *peak, float 
     store(logits + p * kLanes, x);
     most = max(most, x);
   }
-  *peak = greatest(most);
-  const F32 base = splat(*peak > kLowest ? *peak : kLowest);
+  return greatest(most);
+}
+
+// A row's logits become e^(logit - peak): their sum.
+float weigh(const Split &split, float peak, float *logits) {
+  const F32 base = splat(peak > kLowest ? peak : kLowest);
   F32 sums = zero();
   for (int p = 0; p < split.pages; ++p) {
     const F32 weight = exp(load(logits + p * kLanes) - base);
     store(logits + p * kLanes, weight);
     sums = sums + weight;
   }
-  *total = sum(sums);
+  return sum(sums);
 }
 
 // Takes a split's peak and total into the state; its outputs are to be joined by keep and gain.
@@ -211,7 +224,9 @@ void value_tile(const Split &split, int dim, int at, int first, const Work &work
     const int left = split.cells - page * kPage, cells = left < kPage ? left : kPage;
     for (int c = 0; c < cells; ++c) {
       F32 value[N];
-      for (int n = 0; n < N; ++n) value[n] = Cells::load(split.v[page], c * dim + at + n * kLanes);
+      for (int n = 0; n < N; ++n) {
+        value[n] = held(Cells::load(split.v[page], c * dim + at + n * kLanes));
+      }
       for (int r = 0; r < R; ++r) {
         const F32 weight = splat(weights[r * kSplit + page * kPage + c]);
         for (int n = 0; n < N; ++n) sums[r][n] = fma(value[n], weight, sums[r][n]);
@@ -291,9 +306,12 @@ void attend_as(const AttendTask &task, float *part, float *memory) {
     look<Cells>(task, s, latest, &split);
     if (split.pages == 0) continue;
     all_logits<Cells>(split, rows, dim, work);
+    // one loop after the other: a row's sum across lanes waits, the next row's logits needn't
     for (int r = 0; r < rows; ++r) {
-      weigh(split, task.q_pos[r / task.group], work.logits + r * kSplit, work.peak + r,
-            work.total + r);
+      work.peak[r] = mask(split, task.q_pos[r / task.group], work.logits + r * kSplit);
+    }
+    for (int r = 0; r < rows; ++r) {
+      work.total[r] = weigh(split, work.peak[r], work.logits + r * kSplit);
     }
     join_totals(state, rows, work.peak, work.total, work.keep, work.gain);
     if (Cells::kBytes < 4 && rows > 2 * kTileRows) {

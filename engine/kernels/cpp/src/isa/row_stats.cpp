@@ -45,7 +45,9 @@ void add_weights(const float *x, int width, float greatest, double *total, doubl
   }
   if (i < width) {
     float rest[kLanes];
-    for (int lane = 0; lane < kLanes; ++lane) rest[lane] = i + lane < width ? x[i + lane] : -INFINITY;
+    for (int lane = 0; lane < kLanes; ++lane) {
+      rest[lane] = i + lane < width ? x[i + lane] : -INFINITY;
+    }
     const F32 d = max(least, load(rest) - base);
     const F32 e = exp(d);
     sums = sums + e;

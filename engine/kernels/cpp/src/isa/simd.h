@@ -210,6 +210,10 @@ static inline F32 load_bf16(const uint16_t *p) {
 #endif
 
 // Sums and maxima of the lanes, always in the same order: halves onto each other.
+#if defined(TAUT_LANES_512)
+static inline float sum(F32 x) { return _mm512_reduce_add_ps(x.v); }
+static inline float greatest(F32 x) { return _mm512_reduce_max_ps(x.v); }
+#else
 static inline float sum(F32 x) {
   float v[kLanes];
   store(v, x);
@@ -227,6 +231,7 @@ static inline float greatest(F32 x) {
   }
   return v[0];
 }
+#endif
 
 // exp within 2 units in the last place; 0 below -87.7, that of 88 above it. NaN stays NaN.
 static inline F32 exp(F32 x) {

@@ -24,6 +24,11 @@ static inline F32 where_le(I32 a, I32 b, F32 x, F32 y) {
   return {_mm512_mask_blend_ps(_mm512_cmple_epi32_mask(a.v, b.v), y.v, x.v)};
 }
 static inline I32 max_i(I32 a, I32 b) { return {_mm512_max_epi32(a.v, b.v)}; }
+// x, loaded once: compilers would rather load it again for each use.
+static inline F32 held(F32 x) {
+  asm("" : "+v"(x.v));
+  return x;
+}
 
 // Four columns of 32 bits of 16 rows that are `stride` bytes apart: out[c] has a lane for each row.
 static inline void columns(const char *p, int64_t stride, I32 *out) {
@@ -73,6 +78,11 @@ static inline I32 max_i(I32 x, I32 y) {
   return {_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b)};
 }
 
+static inline F32 held(F32 x) {
+  asm("" : "+x"(x.a), "+x"(x.b));
+  return x;
+}
+
 static inline void half_columns(const char *p, int64_t stride, __m256i *out) {
   __m256i rows[4];
   for (int i = 0; i < 4; ++i) {
@@ -117,6 +127,7 @@ static inline F32 where_le(I32 a, I32 b, F32 x, F32 y) {
   TAUT_EACH(F32, a.v[i] <= b.v[i] ? x.v[i] : y.v[i]);
 }
 static inline I32 max_i(I32 a, I32 b) { TAUT_EACH(I32, a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
+static inline F32 held(F32 x) { return x; }
 
 static inline void columns(const char *p, int64_t stride, I32 *out) {
   for (int row = 0; row < kLanes; ++row) {
