@@ -61,7 +61,7 @@ class PlainKV:
         group = q.shape[1] // k.shape[1]
         # one query at a time: the bits of a query never depend on the chunk
         return torch.cat(
-            [_attend_last(q[i], *(x[: held + i + 1] for x in (k, v)), group) for i in range(len(q))]
+            [_attend_last(q[i], k[: held + i + 1], v[: held + i + 1], group) for i in range(len(q))]
         )
 
     def cells(self) -> StepCells:
