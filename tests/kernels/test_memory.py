@@ -1,5 +1,7 @@
 """Memory in huge pages, and small pieces of one mapping."""
 
+import itertools
+
 import torch
 
 from engine.kernels.memory import Arena, zeros
@@ -20,7 +22,7 @@ def test_a_piece_that_no_longer_fits_starts_a_mapping() -> None:
     arena = Arena()
     pieces = [arena.zeros(15 << 20) for _ in range(5)]  # of 64 MiB, none of them touched
     starts = sorted(piece.data_ptr() for piece in pieces)
-    assert all(b - a >= 15 << 20 for a, b in zip(starts, starts[1:], strict=False))
+    assert all(b - a >= 15 << 20 for a, b in itertools.pairwise(starts))
 
 
 def test_zeros_have_shape_and_dtype() -> None:
