@@ -17,15 +17,15 @@ _LINE_BYTES = 64
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
     """Zeros; on the CPU they aren't committed until they are written, and lie in huge pages where
     the system gives them."""
-    if device is not None and device.type != "cpu":
+    count = math.prod(shape)
+    if count == 0 or (device is not None and device.type != "cpu"):
         return torch.zeros(shape, dtype=dtype, device=device)
-    memory = _mapped(math.prod(shape) * dtype.itemsize)
-    return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape)).view(shape)
+    return torch.frombuffer(_mapped(count * dtype.itemsize), dtype=dtype).view(shape)
 
 
 def _mapped(nbytes: int) -> mmap.mmap:
     # private: the system may refuse huge pages to shared mappings alone
-    memory = mmap.mmap(-1, max(1, nbytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(AttributeError, OSError):  # another system, or a kernel without them
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory

@@ -16,6 +16,8 @@ from engine.kernels.linear import LINEAR, LinearSpec
 STORE, ADD, SWIGLU = range(3)
 """What becomes of a product: y = it; y += it; y = silu(gate) * up, of a paired weight."""
 
+_NO_MEMORY = "no memory to multiply matrices in"
+
 
 def _refuses(spec: LinearSpec) -> str | None:
     if spec.device != "cpu":
@@ -37,21 +39,28 @@ class NativeLinear:
     def __init__(
         self, spec: LinearSpec, parts: Parts, context: library.Context | None = None
     ) -> None:
-        self._context = context
-        self._then = SWIGLU if spec.gated else STORE
-        self.bits = spec.activation_bits
+        loading = context or library.context()
         given = halves(parts) if spec.gated else [parts]
-        self.weight = PackedWeight(context or library.context(), given, paired=spec.gated)
+        self.weight = PackedWeight(loading, given, paired=spec.gated)
         self.address = self.weight.address
         self.outs = given[0].shape[0]
+        self.bits = spec.activation_bits
+        self._then = SWIGLU if spec.gated else STORE
+        self._matmul = _matmul(loading.lib)
+        self._context = context
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.dtype != torch.float32:
             return self(x.float()).to(x.dtype)
-        if self._context is None:  # not that of the thread that loaded it: it may have fewer
+        if self._context is None:  # that of its first caller: a loading thread's has one thread
             self._context = library.context()
-        y = torch.empty(x.shape[0], self.outs)
-        matmul(self._context, self.weight, x, y, self._then, self.bits)
+        rows, ins = x.shape
+        outs = self.outs
+        x = x.contiguous()
+        y = torch.empty(rows, outs)
+        where = (x.data_ptr(), ins, rows, y.data_ptr(), outs)
+        if self._matmul(self._context.handle, self.address, *where, self._then, self.bits):
+            raise MemoryError(_NO_MEMORY)
         return y
 
     def parts(self) -> Parts:
@@ -85,7 +94,7 @@ def matmul(
         bits,
     )
     if status:
-        raise MemoryError("no memory to multiply matrices in")
+        raise MemoryError(_NO_MEMORY)
 
 
 @cache

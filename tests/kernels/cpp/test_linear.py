@@ -149,6 +149,19 @@ def test_the_backend_serves_and_refuses() -> None:
     assert "not on cuda" in str(reasons["cpp"])
 
 
+@pytest.mark.parametrize("path", [p for p in PATHS if p.format != "f32"], ids=str)
+def test_a_gated_linear_is_its_reference(path: Path) -> None:
+    product = Product(path, (80,), 96, bias=True)
+    [parts] = parts_of(product)
+    spec = LinearSpec("cpu", torch.float32, path.format, gated=True, activation_bits=path.bits)
+    linear = select(LINEAR, spec, ("cpp",)).build(spec, parts)
+    reference = select(LINEAR, spec, ("reference",)).build(spec, parts)
+    x, _ = inputs(product, 9)
+    assert linear(x).shape == (9, 40)
+    assert error([linear(x)], [reference(x)]) <= 2e-6
+    assert same(linear.parts(), parts)
+
+
 def test_parts_that_make_no_weight_are_refused() -> None:
     context = library.opened(1, SETS[-1])
     one, other = (DenseParts(torch.zeros(4, ins), None) for ins in (8, 9))

@@ -12,12 +12,14 @@ namespace TAUT_SET {
 namespace {
 
 #if defined(TAUT_LANES_512)
-#define TAUT_TILES 1, 2, 4, 8, 16
-constexpr int kTile = 16;
-constexpr int kTurns = 8;  // rows whose products are summed up beside each other
+#define TAUT_TILES 1, 2, 4, 8
+constexpr int kTile = 8;
+constexpr int kAcross = 2;  // panels at a time
+constexpr int kTurns = 2;   // rows whose products are summed up beside each other
 #else
 #define TAUT_TILES 1, 2, 4
 constexpr int kTile = 4;
+constexpr int kAcross = 1;
 constexpr int kTurns = 2;
 #endif
 
@@ -65,56 +67,93 @@ struct Rows {
   int32_t starts[rows];
 };
 
-// Adds a block's products to the sums of `count` rows, which take turns: a row's next product waits
-// for its last one.
-template <int count, class Weights>
-inline TAUT_INLINE void add_dots(I32 *sums, const Weights *w, const int8_t *x, int stride) {
+// What a block of some panels' weights gives with `count` rows, in each lane: rows take turns, as a
+// row's next product waits for its last one, and panels share what is loaded of a row.
+template <int across, int count>
+struct Wholes {
+  I32 of[across][count];
+};
+
+template <int across, int count, class Weights>
+inline TAUT_INLINE void add_dots(Wholes<across, count> &whole, const Weights (*w)[kQuads],
+                                 const int8_t *x, int stride) {
   unroll<kQuads>([&](auto q) TAUT_INLINE {
     unroll<count>([&](auto r) TAUT_INLINE {
-      sums[r.value] = dot(sums[r.value], w[q.value], x + r.value * stride + 4 * q.value);
+      const I32 four = splat_bytes(x + r.value * stride + 4 * q.value);
+      I32 &first = whole.of[0][r.value];
+      first = dot(first, w[0][q.value], four);
+      if constexpr (across == 2) {
+        I32 &second = whole.of[1][r.value];
+        second = dot(second, w[1][q.value], four);
+      }
     });
   });
 }
 
+template <int across, int rows>
+struct Sums {
+  F32 of[across][rows];
+};
+
 // Adds to sums what a block of weights gives with rows `first` to `first` + count - 1.
-template <int count, class Here, int limbs, int rows>
-inline TAUT_INLINE void add_rows(F32 *sums, const typename Here::Weights *weights, F32 scale,
-                                 const Rows<rows, limbs> &x, int first) {
-  I32 whole[count];
+template <int count, class Here, int across, int limbs, int rows>
+inline TAUT_INLINE void add_rows(Sums<across, rows> &sums,
+                                 const typename Here::Weights (*weights)[kQuads],
+                                 const F32 *scales, const Rows<rows, limbs> &x, int first) {
+  Wholes<across, count> whole;
   unroll<count>([&](auto r) TAUT_INLINE {
-    whole[r.value] = splat_i(limbs == 1 ? x.starts[first + r.value] : 0);
+    const I32 start = splat_i(limbs == 1 ? x.starts[first + r.value] : 0);
+    unroll<across>([&](auto p) TAUT_INLINE { whole.of[p.value][r.value] = start; });
   });
-  add_dots<count>(whole, weights, x.bytes[first][0], limbs * kBlock);
+  add_dots(whole, weights, x.bytes[first][0], limbs * kBlock);
   if constexpr (limbs == 2) {
     unroll<count>([&](auto r) TAUT_INLINE {
-      whole[r.value] = left<8>(whole[r.value]) + splat_i(x.starts[first + r.value]);
+      const I32 start = splat_i(x.starts[first + r.value]);
+      unroll<across>([&](auto p) TAUT_INLINE {
+        whole.of[p.value][r.value] = left<8>(whole.of[p.value][r.value]) + start;
+      });
     });
-    add_dots<count>(whole, weights, x.bytes[first][1], limbs * kBlock);
+    add_dots(whole, weights, x.bytes[first][1], limbs * kBlock);
   }
   unroll<count>([&](auto r) TAUT_INLINE {
     const F32 factor = splat(x.scales[first + r.value]);
-    F32 &sum = sums[first + r.value];
-    sum = Here::kScaled ? fma(to_float(whole[r.value]) * factor, scale, sum)
-                        : fma(to_float(whole[r.value]), factor, sum);
+    unroll<across>([&](auto p) TAUT_INLINE {
+      const F32 here = to_float(whole.of[p.value][r.value]);
+      F32 &sum = sums.of[p.value][first + r.value];
+      sum = Here::kScaled ? fma(here * factor, scales[p.value], sum) : fma(here, factor, sum);
+    });
   });
 }
 
-template <int format, int limbs, int rows>
-void strip(const uint8_t *values, const uint8_t *scales, int blocks, const Rows<rows, limbs> *x,
-           float *sums) {
+// sums [across][rows][16]: of `across` panels, from `panel` on, with all of x.
+template <int format, int limbs, int rows, int across>
+void strip(const Matmul &m, int panel, const Rows<rows, limbs> *x, float *sums) {
   using Here = Block<format>;
   constexpr int count = rows < kTurns ? rows : kTurns;
-  F32 sum[rows];
-  unroll<rows>([&](auto r) TAUT_INLINE { sum[r.value] = zero(); });
-  for (int b = 0; b < blocks; ++b, values += kBlockBytes[format], scales += kPanel, ++x) {
-    typename Here::Weights weights[kQuads];
-    F32 scale = zero();
-    Here::read(values, scales, weights, &scale);
+  const int64_t stride = int64_t{m.blocks} * kBlockBytes[format];
+  const int64_t scale_stride = int64_t{m.blocks} * kPanel;
+  const uint8_t *values = static_cast<const uint8_t *>(m.weight->values) + panel * stride;
+  const uint8_t *scales = m.weight->blocks + panel * scale_stride;
+  Sums<across, rows> sum;
+  unroll<across>([&](auto p) TAUT_INLINE {
+    unroll<rows>([&](auto r) TAUT_INLINE { sum.of[p.value][r.value] = zero(); });
+  });
+  for (int b = 0; b < m.blocks; ++b, values += kBlockBytes[format], scales += kPanel, ++x) {
+    typename Here::Weights weights[across][kQuads];
+    F32 scale[across];
+    unroll<across>([&](auto p) TAUT_INLINE {
+      Here::read(values + p.value * stride, scales + p.value * scale_stride, weights[p.value],
+                 &scale[p.value]);
+    });
     unroll<rows / count>([&](auto turn) TAUT_INLINE {
       add_rows<count, Here>(sum, weights, scale, *x, turn.value * count);
     });
   }
-  unroll<rows>([&](auto r) TAUT_INLINE { store(sums + r.value * kPanel, sum[r.value]); });
+  unroll<across>([&](auto p) TAUT_INLINE {
+    unroll<rows>([&](auto r) TAUT_INLINE {
+      store(sums + (p.value * rows + r.value) * kPanel, sum.of[p.value][r.value]);
+    });
+  });
 }
 
 int rows_of(const Matmul &m, int tile) {
@@ -134,18 +173,19 @@ Rows<rows, limbs> *tile_of(const Matmul &m, int tile) {
 
 template <int format, int limbs>
 void run_format(const Matmul &m, int32_t first, int32_t panels) {
-  const uint8_t *values = static_cast<const uint8_t *>(m.weight->values);
   for (int tile = 0; tile * kTile < m.rows; ++tile) {
     with_size<TAUT_TILES>(rows_of(m, tile), [&](auto size) {
       constexpr int rows = decltype(size)::value;
+      const Rows<rows, limbs> *x = tile_of<rows, limbs>(m, tile);
       alignas(64) float sums[2 * rows * kPanel];
       for (int p = first; p < first + panels; p += 2) {
         const int now = first + panels - p < 2 ? 1 : 2;
-        for (int i = 0; i < now; ++i) {
-          const int64_t at = int64_t{p + i} * m.blocks;
-          strip<format, limbs, rows>(values + at * kBlockBytes[format],
-                                     m.weight->blocks + at * kPanel, m.blocks,
-                                     tile_of<rows, limbs>(m, tile), sums + i * rows * kPanel);
+        if (kAcross == 2 && now == 2) {
+          strip<format, limbs, rows, kAcross>(m, p, x, sums);
+        } else {
+          for (int i = 0; i < now; ++i) {
+            strip<format, limbs, rows, 1>(m, p + i, x, sums + i * rows * kPanel);
+          }
         }
         finish(m, sums, rows, p, now, tile * kTile, rows_of(m, tile));
       }

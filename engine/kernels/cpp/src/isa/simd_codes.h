@@ -13,12 +13,6 @@ alignas(16) static const uint8_t kTwice[16] = {12, 13, 14, 15, 16, 18, 20, 24,
 alignas(64) static const float kE2m1[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
                                             -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
 
-static inline int32_t load_bytes(const void *p) {
-  int32_t four;
-  memcpy(&four, p, sizeof four);
-  return four;
-}
-
 #if defined(__AVX2__)
 static inline __m128i twice() { return _mm_load_si128(reinterpret_cast<const __m128i *>(kTwice)); }
 #endif
@@ -114,6 +108,13 @@ static inline F32 e4m3(const uint8_t *p, float factor) {
   return as_float(left<20>(load_u8(p))) * splat(0x1p120f * factor);
 }
 
+// The same four bytes in each lane.
+static inline I32 splat_bytes(const int8_t *p) {
+  int32_t four;
+  memcpy(&four, p, sizeof four);
+  return splat_i(four);
+}
+
 // -- dot products of four bytes in each lane ------------------------------------------------------
 
 // Weights from 0 to 24 (Narrow), or any code + 128 (Wide); `dot` adds each lane's sum of weight *
@@ -138,17 +139,9 @@ struct Wide {
 };
 
 static inline Wide wide(I32 stored) { return {stored.v}; }
-
-// Spelled out: compilers load the four bytes by an instruction of their own, a third more in all.
 template <class Weights>
-static inline I32 dot(I32 sum, Weights w, const int8_t *x) {
-  struct Four {
-    int8_t x[4];
-  };
-  __asm__("vpdpbusd %2%{1to16%}, %1, %0"
-          : "+v"(sum.v)
-          : "v"(w.v), "m"(*reinterpret_cast<const Four *>(x)));
-  return sum;
+static inline I32 dot(I32 sum, Weights w, I32 four) {
+  return {_mm512_dpbusd_epi32(sum.v, w.v, four.v)};
 }
 
 #else
@@ -165,15 +158,12 @@ static inline I32 add_pairs(I32 sum, __m512i a, __m512i b) {
   const __m512i pairs = _mm512_maddubs_epi16(a, b);
   return {_mm512_add_epi32(sum.v, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))};
 }
-static inline I32 dot(I32 sum, Narrow w, const int8_t *x) {
-  return add_pairs(sum, w.v, _mm512_set1_epi32(load_bytes(x)));
-}
+static inline I32 dot(I32 sum, Narrow w, I32 four) { return add_pairs(sum, w.v, four.v); }
 // |x| * (w with x's sign): two such products fit into 16 bits.
-static inline I32 dot(I32 sum, Wide w, const int8_t *x) {
-  const __m512i four = _mm512_set1_epi32(load_bytes(x));
+static inline I32 dot(I32 sum, Wide w, I32 four) {
   const __m512i turned =
-      _mm512_mask_sub_epi8(w.v, _mm512_movepi8_mask(four), _mm512_setzero_si512(), w.v);
-  return add_pairs(sum, _mm512_abs_epi8(four), turned);
+      _mm512_mask_sub_epi8(w.v, _mm512_movepi8_mask(four.v), _mm512_setzero_si512(), w.v);
+  return add_pairs(sum, _mm512_abs_epi8(four.v), turned);
 }
 
 #endif
@@ -200,16 +190,13 @@ static inline Wide wide(I32 stored) {
 static inline __m256i products(__m256i a, __m256i b) {
   return _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1));
 }
-static inline I32 dot(I32 sum, Narrow w, const int8_t *x) {
-  const __m256i four = _mm256_set1_epi32(load_bytes(x));
-  return sum + I32{products(w.a, four), products(w.b, four)};
+static inline I32 dot(I32 sum, Narrow w, I32 four) {
+  return sum + I32{products(w.a, four.a), products(w.b, four.b)};
 }
 // |x| * (w with x's sign): two such products fit into 16 bits.
-static inline I32 dot(I32 sum, Wide w, const int8_t *x) {
-  const __m256i four = _mm256_set1_epi32(load_bytes(x));
-  const __m256i size = _mm256_abs_epi8(four);
-  return sum + I32{products(size, _mm256_sign_epi8(w.a, four)),
-                   products(size, _mm256_sign_epi8(w.b, four))};
+static inline I32 dot(I32 sum, Wide w, I32 four) {
+  return sum + I32{products(_mm256_abs_epi8(four.a), _mm256_sign_epi8(w.a, four.a)),
+                   products(_mm256_abs_epi8(four.b), _mm256_sign_epi8(w.b, four.b))};
 }
 
 #else
@@ -235,7 +222,9 @@ static inline Wide wide(I32 stored) {
   return out;
 }
 template <class Weights>
-static inline I32 dot(I32 sum, Weights w, const int8_t *x) {
+static inline I32 dot(I32 sum, Weights w, I32 four) {
+  int8_t x[4 * kLanes];
+  memcpy(x, four.v, sizeof x);
   for (int i = 0; i < kLanes; ++i) {
     for (int b = 0; b < 4; ++b) sum.v[i] += w.v[4 * i + b] * x[b];
   }
