@@ -19,8 +19,7 @@ constexpr int kAcross = 3;  // panels at a time, of several rows: 24 sums in reg
 constexpr int kTile = 6;
 constexpr int kAcross = 1;
 #endif
-constexpr int kDecoded = 6;  // panels at a time for many rows
-constexpr int kFew = 4;  // rows for which weights are decoded in registers
+constexpr int kTogether = 6;  // panels whose sums are kept apart, a multiple of kAcross
 constexpr int kChunk = 4;  // blocks that are decoded at a time
 constexpr int kAhead = 8;  // blocks to look ahead
 
@@ -174,17 +173,19 @@ int rows_of(const Matmul &m, int tile) {
   return m.rows - tile * kTile < kTile ? m.rows - tile * kTile : kTile;
 }
 
-// A few rows: weights are decoded in registers, two panels after the other.
+// One tile: weights are decoded in registers.
 template <class Source>
-void run_few(const Matmul &m, const Source &source, int first, int panels) {
-  with_size<1, 2, kFew>(m.rows, [&](auto size) {
+void run_one(const Matmul &m, const Source &source, int first, int panels) {
+  with_size<TAUT_TILES>(m.rows, [&](auto size) {
     constexpr int rows = decltype(size)::value;
-    alignas(64) float sums[2 * rows * kPanel];
-    for (int p = 0; p < panels; p += 2) {
-      const int now = panels - p < 2 ? 1 : 2;
+    alignas(64) float sums[kTogether * rows * kPanel];
+    for (int p = 0; p < panels; p += kTogether) {
+      const int now = panels - p < kTogether ? panels - p : kTogether;
       memset(sums, 0, sizeof sums);
       strips<rows>(source, first + p, now, 0, m.blocks, tile_of(m, 0), sums);
-      finish(m, sums, rows, first + p, now, 0, m.rows);
+      for (int i = 0; i < now; i += 2) {
+        finish(m, sums + i * rows * kPanel, rows, first + p + i, now - i < 2 ? 1 : 2, 0, m.rows);
+      }
     }
   });
 }
@@ -205,19 +206,19 @@ void decode(const Source &source, int panel, int panels, int first, int blocks, 
   }
 }
 
-// More: a chunk of some panels is decoded once for all tiles, and stays in the nearest cache for
+// Several tiles: a chunk of some panels is decoded once for all tiles, and stays in the nearest cache for
 // them, as a chunk of all tiles' rows does in the next one for all panels.
 template <class Source>
 void run_many(const Matmul &m, const Source &source, int first, int panels, float *work) {
-  alignas(64) float values[kDecoded * kChunk * kBlock * kPanel];
-  alignas(64) float scales[kDecoded * kChunk * kPanel];
+  alignas(64) float values[kTogether * kChunk * kBlock * kPanel];
+  alignas(64) float scales[kTogether * kChunk * kPanel];
   const int tiles = (m.rows + kTile - 1) / kTile;
   const int64_t tile_sums = int64_t{panels} * kTile * kPanel;
   memset(work, 0, tiles * tile_sums * sizeof(float));
   for (int b = 0; b < m.blocks; b += kChunk) {
     const int count = m.blocks - b < kChunk ? m.blocks - b : kChunk;
-    for (int p = 0; p < panels; p += kDecoded) {
-      const int now = panels - p < kDecoded ? panels - p : kDecoded;
+    for (int p = 0; p < panels; p += kTogether) {
+      const int now = panels - p < kTogether ? panels - p : kTogether;
       decode(source, first + p, now, b, count, values, scales);
       const Floats<Source::kScaled> decoded{values, scales, count};
       for (int tile = 0; tile < tiles; ++tile) {
@@ -244,14 +245,10 @@ template <int format>
 void run_format(const Matmul &m, int first, int panels, void *work) {
   const Packed<format> source{static_cast<const uint8_t *>(m.weight->values), m.weight->blocks,
                               m.blocks};
-  if (m.rows <= kFew) {
-    run_few(m, source, first, panels);
+  if (m.rows <= kTile) {
+    run_one(m, source, first, panels);
   } else {
-    const int together = m.rows <= kTile ? kDecoded : panels;  // one tile: panels are read to their end
-    for (int p = 0; p < panels; p += together) {
-      run_many(m, source, first + p, panels - p < together ? panels - p : together,
-               static_cast<float *>(work));
-    }
+    run_many(m, source, first, panels, static_cast<float *>(work));
   }
 }
 
@@ -269,7 +266,7 @@ void run(const Matmul &m, int32_t first, int32_t panels, void *work) {
 }
 
 int64_t work_bytes(const Matmul &m, int32_t panels) {
-  if (m.rows <= kFew) return 0;
+  if (m.rows <= kTile) return 0;
   const int64_t tiles = (m.rows + kTile - 1) / kTile;
   return tiles * kTile * panels * kPanel * static_cast<int64_t>(sizeof(float));
 }
