@@ -206,8 +206,8 @@ void decode(const Source &source, int panel, int panels, int first, int blocks, 
   }
 }
 
-// Several tiles: a chunk of some panels is decoded once for all tiles, and stays in the nearest cache for
-// them, as a chunk of all tiles' rows does in the next one for all panels.
+// Several tiles: a chunk of some panels is decoded once for all tiles, and stays in the nearest
+// cache for them, as a chunk of all tiles' rows does in the next one for all panels.
 template <class Source>
 void run_many(const Matmul &m, const Source &source, int first, int panels, float *work) {
   alignas(64) float values[kTogether * kChunk * kBlock * kPanel];
