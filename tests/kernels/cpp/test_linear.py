@@ -64,7 +64,7 @@ def test_a_row_has_the_same_bits_in_a_long_prompt(set: str) -> None:
     context = library.opened(2, set)
     x, _ = inputs(product, 700)
     whole = product_of(context, product, x)
-    for row in (0, 251, 252, 503, 504, 699):
+    for row in (0, 191, 192, 383, 384, 699):
         assert torch.equal(product_of(context, product, x[row : row + 1])[0], whole[row])
 
 

@@ -9,8 +9,8 @@ namespace taut {
 
 namespace {
 
-constexpr int kTilesAtOnce = 16;         // tiles of a pass: their rows stay in cache for all panels
-constexpr int kPairsAtOnce = 4;          // pairs of panels of a task, if several tiles share them
+constexpr int kRowsAtOnce = 192;         // rows of a pass: they stay in cache for all panels
+constexpr int kPairsAtOnce = 6;          // pairs of panels of a task, if several tiles share them
 constexpr int kTasksEach = 4;           // tasks of each thread: one held up is no delay
 constexpr int64_t kTaskCost = 1 << 15;   // bytes of weights or products of a task, at least
 constexpr int64_t kPackAlone = 1 << 14;  // activations below which one thread packs them
@@ -67,7 +67,7 @@ int32_t taut_matmul(taut_context *context, const taut_weight *weight, const floa
                                              : taut::panels_of(weight->outs);
   if (panels == 0) return 0;
   try {
-    const int32_t pass = kernels.tile * taut::kTilesAtOnce;
+    const int32_t pass = taut::kRowsAtOnce / kernels.tile * kernels.tile;
     for (int32_t row = 0; row < rows; row += pass) {
       taut::run(*context, kernels,
                 {weight, bits, taut::blocks_of(weight->ins), panels,

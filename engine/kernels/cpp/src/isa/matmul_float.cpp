@@ -11,16 +11,17 @@ namespace TAUT_SET {
 namespace {
 
 #if defined(TAUT_LANES_512)
-#define TAUT_TILES 1, 2, 4, 8, 12
-constexpr int kTile = 12;
-constexpr int kAcross = 2;  // panels at a time, of several rows: 24 sums in registers
+#define TAUT_TILES 1, 2, 4, 8
+constexpr int kTile = 8;
+constexpr int kAcross = 3;  // panels at a time, of several rows: 24 sums in registers
 #else
 #define TAUT_TILES 1, 2, 4, 6
 constexpr int kTile = 6;
 constexpr int kAcross = 1;
 #endif
-constexpr int kFew = 4;  // rows for which weights are decoded in registers
-constexpr int kChunk = 8;  // blocks that are decoded at a time, and how far to look ahead
+constexpr int kTogether = 6;  // panels whose sums are kept apart, a multiple of kAcross
+constexpr int kChunk = 4;  // blocks that are decoded at a time
+constexpr int kAhead = 8;  // blocks to look ahead
 
 // Where weights come from: a span of one panel gives its inputs' values, 16 outputs each, and the
 // scale of their sum. kUnit: inputs that are taken at a time, of one load. kSpan: blocks of a span.
@@ -65,7 +66,7 @@ struct Packed {
     template <int k>
     F32 value(int unit) const {
       const uint8_t *at = values + unit * 64;
-      if (k == 0) __builtin_prefetch(at + kChunk * kBlockBytes[format]);
+      if (k == 0) __builtin_prefetch(at + kAhead * kBlockBytes[format]);
       const I32 words = load_i(at);
       if constexpr (format == TAUT_F32) {
         return as_float(words);
@@ -97,10 +98,9 @@ inline TAUT_INLINE void add_products(Sums<across, rows> &sums, const F32 *weight
                                             const float *x) {
   unroll<rows>([&](auto r) TAUT_INLINE {
     const F32 same = splat(x[r.value]);
-    sums.of[0][r.value] = fma(weights[0], same, sums.of[0][r.value]);
-    if constexpr (across == 2) {
-      sums.of[1][r.value] = fma(weights[1], same, sums.of[1][r.value]);
-    }
+    unroll<across>([&](auto p) TAUT_INLINE {
+      sums.of[p.value][r.value] = fma(weights[p.value], same, sums.of[p.value][r.value]);
+    });
   });
 }
 
@@ -131,10 +131,9 @@ void strip(const Source &source, int panel, int first, int blocks, const float *
     for (int unit = 0; unit < units; ++unit, x += Source::kUnit * rows) {
       unroll<Source::kUnit>([&](auto k) TAUT_INLINE {
         F32 weights[across];
-        weights[0] = block[0].template value<decltype(k)::value>(unit);
-        if constexpr (across == 2) {
-          weights[1] = block[1].template value<decltype(k)::value>(unit);
-        }
+        unroll<across>([&](auto p) TAUT_INLINE {
+          weights[p.value] = block[p.value].template value<decltype(k)::value>(unit);
+        });
         add_products<across, rows>(here, weights, x + k.value * rows);
       });
     }
@@ -154,6 +153,11 @@ void strips(const Source &source, int panel, int panels, int first, int blocks, 
   for (; p + across <= panels; p += across) {
     strip<across, rows>(source, panel + p, first, blocks, x, sums + p * rows * kPanel);
   }
+  if constexpr (across > 2) {
+    for (; p + 2 <= panels; p += 2) {
+      strip<2, rows>(source, panel + p, first, blocks, x, sums + p * rows * kPanel);
+    }
+  }
   if constexpr (across > 1) {
     for (; p < panels; ++p) {
       strip<1, rows>(source, panel + p, first, blocks, x, sums + p * rows * kPanel);
@@ -169,17 +173,19 @@ int rows_of(const Matmul &m, int tile) {
   return m.rows - tile * kTile < kTile ? m.rows - tile * kTile : kTile;
 }
 
-// A few rows: weights are decoded in registers, two panels after the other.
+// One tile: weights are decoded in registers.
 template <class Source>
-void run_few(const Matmul &m, const Source &source, int first, int panels) {
-  with_size<1, 2, kFew>(m.rows, [&](auto size) {
+void run_one(const Matmul &m, const Source &source, int first, int panels) {
+  with_size<TAUT_TILES>(m.rows, [&](auto size) {
     constexpr int rows = decltype(size)::value;
-    alignas(64) float sums[2 * rows * kPanel];
-    for (int p = 0; p < panels; p += 2) {
-      const int now = panels - p < 2 ? 1 : 2;
+    alignas(64) float sums[kTogether * rows * kPanel];
+    for (int p = 0; p < panels; p += kTogether) {
+      const int now = panels - p < kTogether ? panels - p : kTogether;
       memset(sums, 0, sizeof sums);
       strips<rows>(source, first + p, now, 0, m.blocks, tile_of(m, 0), sums);
-      finish(m, sums, rows, first + p, now, 0, m.rows);
+      for (int i = 0; i < now; i += 2) {
+        finish(m, sums + i * rows * kPanel, rows, first + p + i, now - i < 2 ? 1 : 2, 0, m.rows);
+      }
     }
   });
 }
@@ -200,19 +206,19 @@ void decode(const Source &source, int panel, int panels, int first, int blocks, 
   }
 }
 
-// More: a chunk of two panels is decoded once for all tiles, and stays in the nearest cache for
-// them, as a chunk of all tiles' rows does in the next one for all panels.
+// Several tiles: a chunk of some panels is decoded once for all tiles, and stays in the nearest
+// cache for them, as a chunk of all tiles' rows does in the next one for all panels.
 template <class Source>
 void run_many(const Matmul &m, const Source &source, int first, int panels, float *work) {
-  alignas(64) float values[2 * kChunk * kBlock * kPanel];
-  alignas(64) float scales[2 * kChunk * kPanel];
+  alignas(64) float values[kTogether * kChunk * kBlock * kPanel];
+  alignas(64) float scales[kTogether * kChunk * kPanel];
   const int tiles = (m.rows + kTile - 1) / kTile;
   const int64_t tile_sums = int64_t{panels} * kTile * kPanel;
   memset(work, 0, tiles * tile_sums * sizeof(float));
   for (int b = 0; b < m.blocks; b += kChunk) {
     const int count = m.blocks - b < kChunk ? m.blocks - b : kChunk;
-    for (int p = 0; p < panels; p += 2) {
-      const int now = panels - p < 2 ? 1 : 2;
+    for (int p = 0; p < panels; p += kTogether) {
+      const int now = panels - p < kTogether ? panels - p : kTogether;
       decode(source, first + p, now, b, count, values, scales);
       const Floats<Source::kScaled> decoded{values, scales, count};
       for (int tile = 0; tile < tiles; ++tile) {
@@ -239,14 +245,10 @@ template <int format>
 void run_format(const Matmul &m, int first, int panels, void *work) {
   const Packed<format> source{static_cast<const uint8_t *>(m.weight->values), m.weight->blocks,
                               m.blocks};
-  if (m.rows <= kFew) {
-    run_few(m, source, first, panels);
+  if (m.rows <= kTile) {
+    run_one(m, source, first, panels);
   } else {
-    const int together = m.rows <= kTile ? 2 : panels;  // one tile: panels are read to their end
-    for (int p = 0; p < panels; p += together) {
-      run_many(m, source, first + p, panels - p < together ? panels - p : together,
-               static_cast<float *>(work));
-    }
+    run_many(m, source, first, panels, static_cast<float *>(work));
   }
 }
 
@@ -264,7 +266,7 @@ void run(const Matmul &m, int32_t first, int32_t panels, void *work) {
 }
 
 int64_t work_bytes(const Matmul &m, int32_t panels) {
-  if (m.rows <= kFew) return 0;
+  if (m.rows <= kTile) return 0;
   const int64_t tiles = (m.rows + kTile - 1) / kTile;
   return tiles * kTile * panels * kPanel * static_cast<int64_t>(sizeof(float));
 }

@@ -206,8 +206,8 @@ void run(const Matmul &m, int32_t first, int32_t panels, void *) {
 int64_t work_bytes(const Matmul &, int32_t) { return 0; }
 
 // What the blocks of a row are multiplied with to be rounded, and their scales, from the bits of
-// their greatest magnitudes. A block with a NaN or infinity has it for a scale and becomes zeros, so
-// that whatever is made of it is NaN; one that is next to nothing is 0.
+// their greatest magnitudes. A block with a NaN or infinity has it for a scale and becomes zeros,
+// so that whatever is made of it is NaN; one that is next to nothing is 0.
 template <int limbs>
 void scale_blocks(const int32_t *most_bits, float *factors, float *scales) {
   constexpr float kLevels = limbs == 1 ? 127.0f : 127.0f * 256.0f;
