@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3
 PY := $(VENV)/bin/python
 
-.PHONY: demo setup fmt lint type test bench size ci
+.PHONY: demo setup fmt lint type test bench native peers size ci
 
 $(VENV)/.run: pyproject.toml
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -36,6 +36,14 @@ test: setup
 
 bench: setup  ## a smoke run; figures for bench/LOG.md come from the commands written there
 	$(PY) -m bench.throughput --model smollm2 --num-prompts 4 --input-len 16 --output-len 16
+
+peers: setup  ## other engines, for `python -m bench.race`; PEERS="llamacpp openvino" for some
+	$(PY) -m bench.peers.install $(PEERS)
+
+native: setup  ## the native kernels, into the source tree (where they are found before installed ones)
+	cmake -S engine/kernels/cpp -B build/native/make -DCMAKE_BUILD_TYPE=Release
+	cmake --build build/native/make --parallel
+	install build/native/make/libtaut_kernels.so engine/kernels/cpp/
 
 size: setup  ## lines of each file; those past 400 say that a seam is wrong
 	$(PY) -m bench.size

@@ -8,7 +8,11 @@ import argparse
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--weights", default="float", help="rtn8 to rtn2: rounded to so many bits")
+    parser.add_argument(
+        "--weights",
+        default="float",
+        help="bf16, int8, nvfp4; rtn8 to rtn2: rounded to so many bits",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--max-num-seqs", type=int)
     parser.add_argument("--max-batched-tokens", type=int)

@@ -66,6 +66,7 @@ def load_model(role: Role, spec: ModelSpec, backends: tuple[str, ...]) -> Loaded
     device = torch.device(device_of(spec.device))
     dtype = dtype_of(spec.dtype, device)
     checkpoint = open_checkpoint(spec.model)
+    check_weights(checkpoint, spec.weights)
     checkpoint.check()
     with ThreadPoolExecutor(1) as beside:  # much of a start-up's time is either of the two
         loading = beside.submit(load_tokenizer, checkpoint)
@@ -74,10 +75,20 @@ def load_model(role: Role, spec: ModelSpec, backends: tuple[str, ...]) -> Loaded
             dtype=dtype,
             device=device,
             prefer=backends,
-            rounding=WEIGHT_FORMATS[spec.weights],
+            weights=WEIGHT_FORMATS[spec.weights],
         )
         tokenizer = loading.result()
     return Loaded(role, spec, checkpoint, tokenizer, decoder, dtype, device)
+
+
+def check_weights(checkpoint: Checkpoint, weights: str) -> None:
+    """What is quantised already isn't quantised again, to something else."""
+    stored = checkpoint.stored_format
+    if stored is not None and weights not in ("float", stored):
+        raise ValueError(
+            f"{checkpoint.source} is quantised to {stored} already: weights must be float (as "
+            f"stored) or {stored} (the LM head quantised too), not {weights}"
+        )
 
 
 def check_backends(names: tuple[str, ...]) -> None:

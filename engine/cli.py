@@ -1,9 +1,10 @@
-"""The command `taut`: generate, chat, info."""
+"""The command `taut`: generate, chat, quantize, info."""
 
 from __future__ import annotations
 
 import logging
 import sys
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -35,7 +36,10 @@ ThinkingBudget = Annotated[
     int | None, typer.Option(help="Close the thinking after this many tokens.")
 ]
 Dtype = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
-Weights = Annotated[str, typer.Option(help="Round weights: rtn8 to rtn2 (bits); float: as stored.")]
+Weights = Annotated[
+    str,
+    typer.Option(help="float (as stored), bf16, int8 or nvfp4; rtn8 to rtn2 only round (bits)."),
+]
 KVPolicy = Annotated[
     str | None, typer.Option(help="Bound the KV cache: 'snapkv', 'sinks_recent(sinks=4)'.")
 ]
@@ -148,6 +152,28 @@ def chat(
         model, dtype, weights, kv_policy, kv_budget, kv_window, max_model_len, generation_defaults
     ) as engine:
         chat_loop(engine, params, system)
+
+
+@app.command()
+def quantize(
+    model: Annotated[str, typer.Argument(help="As --model of the other commands.")],
+    out: Annotated[Path, typer.Option(help="The folder to write; new or empty.")],
+    format: Annotated[str, typer.Option(help="nvfp4, as compressed-tensors has it.")] = "nvfp4",
+    scale: Annotated[
+        str, typer.Option(help="Block scales: max (fast), or mse (searched: nearer values).")
+    ] = "max",
+    verbose: Verbose = False,
+) -> None:
+    """Write a folder with 4-bit weights.
+
+    Other engines load it too: it is in the layout of compressed-tensors.
+    """
+    from engine.terminal import print_quantized
+
+    _log(verbose)
+    if format != "nvfp4":
+        raise ValueError(f"--format must be nvfp4, not {format!r}")
+    print_quantized(model, out, scale)
 
 
 @app.command()

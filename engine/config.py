@@ -44,8 +44,8 @@ class ModelSpec:
     auto: float32 on a CPU (exact, and the fastest for batches without bf16 instructions), bfloat16
     on a GPU. `reasoning` None: detected from the vocabulary. `generation_defaults` False: ignore
     the model's own sampling defaults (its end-of-sequence ids still count). `weights` is the number
-    format to whose values the matrices of attention and MLP are rounded ("float": none is); they
-    are held in `dtype` all the same.
+    format that matrices are held in (docs/formats.md): nvfp4, int8, bf16, or "float", which is
+    `dtype`, or NVFP4 where the files hold that; rtn8 to rtn2 are `dtype` with rounded values.
     """
 
     model: str

@@ -66,7 +66,7 @@ class Executor:
         kv = self.cache.plan([(r.seq.slots[self.role], r.start, r.count) for r in rows])
         hidden = self.decoder.forward(
             torch.tensor(ids, device=self._device),
-            StepContext(torch.tensor(positions, device=self._device), kv),
+            StepContext(torch.tensor(positions), kv),
         )
         kv.finish()
         return hidden

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import closing
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, TextIO
+from pathlib import Path
+from typing import Any, TextIO, cast, get_args
 
 import torch
 
@@ -20,8 +21,11 @@ from engine.engine import Engine
 from engine.host import available_bytes, usable_cpus
 from engine.kernels.attention import ATTENTION, AttentionSpec
 from engine.kernels.dispatch import Op
+from engine.kernels.formats import format_of
 from engine.kernels.linear import LINEAR, LinearSpec
+from engine.kernels.nvfp4 import ScaleSearch
 from engine.model.checkpoint import Checkpoint, open_checkpoint
+from engine.model.quantize import WEIGHT_FORMATS
 from engine.output import Delta, Output
 from engine.request import MAIN, SamplingParams
 
@@ -163,6 +167,22 @@ def _row(name: str, value: str, margin: int, width: int) -> str:
 Rows = Iterator[tuple[str, str]]
 
 
+def print_quantized(model: str, out: Path, scale: str) -> None:
+    """Write it, then say what it came to."""
+    if scale not in get_args(ScaleSearch):
+        raise ValueError(
+            f"--scale must be one of {', '.join(get_args(ScaleSearch))}, not {scale!r}"
+        )
+    from engine.model.nvfp4_write import write_nvfp4
+
+    written = write_nvfp4(open_checkpoint(model), model, out, cast(ScaleSearch, scale))
+    rest = (written.nbytes - written.packed_nbytes) / 1e6
+    sys.stdout.write(
+        f"{out}: {written.packed_nbytes / 1e6:.1f} MB of weights in NVFP4, and {rest:.1f} MB of "
+        "embedding, LM head, norms and biases as they were\n"
+    )
+
+
 def _host_rows() -> Rows:
     yield (
         "taut",
@@ -195,7 +215,11 @@ def _backend_rows(spec: ModelSpec, checkpoint: Checkpoint) -> Rows:
     c = checkpoint.config
     attention = AttentionSpec(c.head_dim, c.q_heads // c.kv_heads, device, dtype, dtype)
     yield "attention", _choice(ATTENTION, attention)
-    yield "linear", _choice(LINEAR, LinearSpec(device, dtype))
+    weights = WEIGHT_FORMATS[spec.weights]
+    for what, store in (("linear", weights.layers), ("LM head", weights.head)):
+        made = format_of(store(torch.zeros(1, 16), None, dtype), dtype)
+        stored = checkpoint.stored_format if what == "linear" else None
+        yield what, _choice(LINEAR, LinearSpec(device, dtype, stored or made))
 
 
 def _choice(op: Op[Any], spec: object) -> str:
@@ -221,7 +245,9 @@ def _model_rows(spec: ModelSpec, checkpoint: Checkpoint) -> Rows:
         f"{c.family}, {c.layers} layers, hidden {c.hidden_size}, {c.q_heads} query and "
         f"{c.kv_heads} kv heads of {c.head_dim}, vocabulary {c.vocab_size}",
     )
-    yield "weights", f"{spec.weights}, held in {str(dtype).removeprefix('torch.')}"
+    stored = "" if checkpoint.stored_format is None else f" ({checkpoint.stored_format})"
+    held = f"{spec.weights}: {WEIGHT_FORMATS[spec.weights].words}{stored}"
+    yield "weights", f"{held}; activations in {str(dtype).removeprefix('torch.')}"
     yield "context", f"{c.max_positions} tokens, rope {c.rope.kind} (theta {c.rope.theta:g})"
     ends = ", ".join(f"{i} {tokenizer.token_bytes(i).decode()!r}" for i in g.eos_ids)
     yield "end of sequence", ends or "none named"

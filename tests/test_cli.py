@@ -16,6 +16,7 @@ from engine.engine import Engine
 from engine.output import Delta
 from engine.request import SamplingParams
 from tests.scripted import letters, saying, script_engine, tiny_folder
+from tests.tiny import tiny_checkpoint, write_folder
 
 
 @pytest.fixture(scope="module")
@@ -180,9 +181,9 @@ def test_info(taut: Run, folder: str) -> None:
         "full cache",
     ):
         assert words in done.out
-    assert "float, held in float32" in done.out
+    assert "float: as stored; activations in float32" in done.out
     done = taut("info", "--weights", "rtn4", "--dtype", "bfloat16")
-    assert "rtn4, held in bfloat16" in done.out
+    assert "rtn4: floats rounded to 4 bits; activations in bfloat16" in done.out
     done = taut("info", "--kv-policy", "snapkv", "--kv-budget", "64", "--no-generation-defaults")
     assert "SnapKV" in done.out
     assert "budget 64" in done.out
@@ -202,7 +203,7 @@ def test_info(taut: Run, folder: str) -> None:
         (("--stop", "", "Hi"), "stop must hold non-empty strings"),
         (("--thinking-budget", "-1", "Hi"), "thinking_token_budget must be at least 0"),
         (("--dtype", "int8", "Hi"), "dtype must be auto, float32 or bfloat16"),
-        (("--weights", "rtn9", "Hi"), "weights must be one of float, rtn8"),
+        (("--weights", "rtn9", "Hi"), "weights must be one of float, bf16"),
         (("--max-model-len", "100000", "Hi"), "above the model's own 512"),
         (("--kv-policy", "vase(sinks=4)", "--kv-budget", "64", "Hi"), "no KV policy 'vase'"),
         (("--kv-policy", "snapkv(sinks=99)", "--kv-budget", "64", "Hi"), "99 sinks"),
@@ -276,3 +277,31 @@ def test_as_a_process(folder: str) -> None:
         (output,) = engine.generate("The quick", params)
     assert done.stdout == output.text.encode() + b"\n"
     assert done.stderr == b""
+
+
+def test_quantize_writes_a_folder_that_runs(taut: Run, tmp_path: Path) -> None:
+    tiny = tiny_checkpoint("llama", intermediate_size=144)
+    source = str(write_folder(tmp_path / "source", tiny.config, tiny.tensors))
+    out = str(tmp_path / "out")
+    done = taut("quantize", source, "--out", out, "--scale", "mse", model=None)
+    assert done.code == 0
+    assert done.out.startswith(f"{out}: 0.0 MB of weights in NVFP4, and 0.1 MB of ")
+    told = taut("info", model=out).out
+    assert "float: as stored (nvfp4)" in " ".join(told.split())
+    assert taut("generate", "--max-tokens", "3", "Hi", model=out).code == 0
+    assert taut("generate", "--weights", "int8", "--max-tokens", "3", "Hi", model=source).code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--format", "int4"), "--format must be nvfp4, not 'int4'"),
+        (("--scale", "best"), "--scale must be one of max, mse, not 'best'"),
+    ],
+)
+def test_quantize_refuses_in_words(
+    taut: Run, folder: str, tmp_path: Path, options: tuple[str, ...], words: str
+) -> None:
+    done = taut("quantize", folder, "--out", str(tmp_path / "out"), *options, model=None)
+    assert (done.code, done.out) == (2, "")
+    assert words in done.err

@@ -51,8 +51,8 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: config(controllers=(Probing(),)), "Probing asks for a probe.*isn't supported yet"),
     (lambda: Alternate(every=0), "every must be at least 1, not 0"),
     (lambda: ModelSpec("a", dtype="int8"), "dtype must be auto, float32 or bfloat16, not 'int8'"),  # type: ignore[arg-type]
-    (lambda: ModelSpec("a", weights="int4"), "weights must be one of float, rtn8.* not 'int4'"),
-    (lambda: ModelSpec("a", weights=4), "weights must be one of float, rtn8.* not 4"),  # type: ignore[arg-type]
+    (lambda: ModelSpec("a", weights="int4"), "weights must be one of float, bf16.* not 'int4'"),
+    (lambda: ModelSpec("a", weights=4), "weights must be one of float, bf16.* not 4"),  # type: ignore[arg-type]
     (lambda: ModelSpec("a", kv="int4"), "kv must be a KVSpec, not 'int4'"),  # type: ignore[arg-type]
     (lambda: device_of("tpu"), "device must be auto, cpu, cuda or cuda:N, not 'tpu'"),
     (lambda: device_of("cuda:x"), "device must be auto"),

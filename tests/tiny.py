@@ -109,6 +109,9 @@ class TinyCheckpoint:
         assert self.tensors[name].shape == shape, name
         return self.tensors[name]
 
+    def packed(self, name: str, shape: tuple[int, ...]) -> None:
+        """All is floats."""
+
     def rows(self, name: str, shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
         table = self.tensor(name, shape)
         return lambda ids: F.embedding(ids, table)

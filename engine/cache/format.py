@@ -6,15 +6,13 @@ pages from the same pool. Cells are addressed flat: page * 16 + offset.
 
 from __future__ import annotations
 
-import math
-import mmap
-from contextlib import suppress
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from engine.cache.pages import PAGE
+from engine.kernels.memory import zeros
 
 FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """Cell formats by name; "auto" is the model's own dtype."""
@@ -23,19 +21,6 @@ FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 def cell_dtype(name: str, model: torch.dtype) -> torch.dtype:
     """The dtype of a format's cells."""
     return FORMATS.get(name, model)
-
-
-def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros whose memory, on the CPU, isn't committed until it's written.
-
-    In huge pages where the system gives them: attention reads cells from all over the pool.
-    """
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
-    with suppress(AttributeError, OSError):  # another system, or a kernel without them
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 class Cells(NamedTuple):

@@ -22,7 +22,7 @@ from engine.cache.policy import KVSpec
 from engine.cache.prefix import PrefixCache, chain_keys
 from engine.cache.ring import QueryRing
 from engine.cache.room import make_room
-from engine.cache.step import Rows, StepKV, plan_step
+from engine.cache.step import Rows, StepKV
 from engine.cache.tables import NEVER, Tables, pages_for
 from engine.cache.view import KVShape
 from engine.kernels.attention import Attend
@@ -223,16 +223,13 @@ class PagedCache:
         for slot, start, count in rows:
             assert start == tables.computed[slot], f"slot {slot} goes on at {tables.computed[slot]}"
             assert start + count <= tables.ready[slot], f"slot {slot} has no room reserved"
-        planned = Rows(*np.array(rows, dtype=np.int64).T)
-        cells, groups, memory = plan_step(self._parts, planned)
-        return StepKV(
-            self._store, self._attend, cells, groups, memory, lambda: self._advance(planned)
-        )
+        planned = Rows(*np.array(rows, dtype=np.int64).T.copy())
+        return StepKV(self._parts, self._attend, planned, lambda: self._advance(planned))
 
     def _advance(self, rows: Rows) -> None:
         tables = self._tables
         tables.length[rows.slots] += rows.counts[:, None, None].astype(np.int32)
-        for slot, start, count in np.stack(rows, axis=-1).tolist():
+        for slot, start, count in zip(*(part.tolist() for part in rows), strict=True):
             tables.computed[slot] = start + count
             if start < tables.prompt_len[slot] and not tables.compacted_at[slot]:
                 keys = self._keys[slot][: (start + count) // PAGE]

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.cache.format import zeros
 from engine.cache.view import KVShape
+from engine.kernels.memory import zeros
 
 Positions = NDArray[np.int64]
 
@@ -36,7 +36,7 @@ class QueryRing:
     ) -> None:
         size = (shape.layers, slots, window, shape.q_heads, shape.head_dim)
         self.window = window
-        self._data = zeros(size, dtype, device)
+        self.data = zeros(size, dtype, device)
         self._pos: Positions = np.full((slots, window), -1, dtype=np.int64)
 
     @staticmethod
@@ -48,14 +48,14 @@ class QueryRing:
         tokens = np.flatnonzero(pos >= points - self.window)
         if not tokens.size:
             return None
-        slots, pos, device = slots[tokens], pos[tokens], self._data.device
+        slots, pos, device = slots[tokens], pos[tokens], self.data.device
         # Of a row longer than W only the last W are selected, so the rows are distinct.
         rows = torch.from_numpy(slots * self.window + pos % self.window).to(device)
         return Remembered(torch.from_numpy(tokens).to(device), rows, slots, pos)
 
     def write(self, layer: int, remembered: Remembered, q: Tensor) -> None:
         """Copy the remembered of q [T, Hq, D]."""
-        flat = self._data[layer].flatten(0, 1)
+        flat = self.data[layer].flatten(0, 1)
         flat.index_copy_(0, remembered.rows, q[remembered.tokens].to(flat.dtype))
 
     def commit(self, remembered: Remembered) -> None:
@@ -69,10 +69,10 @@ class QueryRing:
     def copy(self, slot: int, child: int) -> None:
         self._pos[child] = self._pos[slot]
         if (self._pos[slot] >= 0).any():
-            self._data[:, child] = self._data[:, slot]
+            self.data[:, child] = self.data[:, slot]
 
     def read(self, layer: int, slot: int) -> tuple[Tensor, Tensor]:
         """Queries [1, W, Hq, D] and positions [1, W], ascending, absent ones first."""
         order = np.argsort(self._pos[slot], kind="stable")
-        pos = torch.from_numpy(self._pos[slot][order]).to(self._data.device)
-        return self._data[layer, slot][torch.from_numpy(order)][None], pos[None]
+        pos = torch.from_numpy(self._pos[slot][order]).to(self.data.device)
+        return self.data[layer, slot][torch.from_numpy(order)][None], pos[None]

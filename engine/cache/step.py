@@ -1,13 +1,15 @@
 """One forward pass's view of the cache: where its tokens' cells go, and what they attend to.
 
-Everything that depends on tables is worked out and uploaded once, in `plan_step`; a layer only
-writes and reads. Rows of one token attend together, longer rows each alone; what a row's numbers
-are doesn't depend on the others.
+Where layers attend one by one, everything that depends on tables is worked out and uploaded once;
+a layer only writes and reads. Rows of one token attend together, longer rows each alone; what a
+row's numbers are doesn't depend on the others. Layers that do all by themselves get the tables as
+they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -15,12 +17,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.cache.format import CellStore
 from engine.cache.pages import PAGE
 from engine.cache.parts import Parts
-from engine.cache.ring import QueryRing, Remembered
+from engine.cache.ring import Remembered
 from engine.cache.tables import Tables
 from engine.kernels.attention import Attend
+from engine.kernels.layers import StepCells
 
 Array = NDArray[np.int64]
 
@@ -43,73 +45,97 @@ class Group(NamedTuple):
 
 
 class StepKV:
-    """Handed to the decoder: `attend` once a layer, then `finish`."""
+    """Handed to the decoder: `attend` once a layer, or `cells` for all of them; then `finish`."""
 
     def __init__(
-        self,
-        store: CellStore,
-        attend: Attend,
-        cells: Tensor,
-        groups: Sequence[Group],
-        memory: tuple[QueryRing, Remembered] | None,
-        advance: Callable[[], None],
+        self, parts: Parts, attend: Attend, rows: Rows, advance: Callable[[], None]
     ) -> None:
-        self._store = store
+        self._parts = parts
         self._attend = attend
-        self._cells = cells  # [L, T * H]
-        self._groups = groups
-        self._memory = memory
+        self._rows = rows
         self._advance = advance
+        self._remembered = _remembered(parts, rows)
+
+    @cached_property
+    def _plan(self) -> _Plan:
+        return _planned(self._parts, self._rows)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Append k, v [T, H, D] and attend with q [T, Hq, D] -> [T, Hq, D]."""
-        self._store.write(self._cells[layer], k.flatten(0, 1), v.flatten(0, 1))
-        if self._memory is not None:
-            ring, remembered = self._memory
-            ring.write(layer, remembered, q)
-        if len(self._groups) == 1:
-            return self._group(layer, self._groups[0], q)
+        plan = self._plan
+        self._parts.store.write(plan.cells[layer], k.flatten(0, 1), v.flatten(0, 1))
+        if self._remembered is not None:
+            assert self._parts.ring is not None
+            self._parts.ring.write(layer, self._remembered, q)
+        if len(plan.groups) == 1:
+            return self._group(layer, plan.groups[0], q)
         out = torch.empty_like(q)
-        for group in self._groups:
+        for group in plan.groups:
             out[group.tokens] = self._group(layer, group, q[group.tokens])
         return out
 
     def _group(self, layer: int, group: Group, q: Tensor) -> Tensor:
         rows = q.reshape(*group.q_pos.shape, *q.shape[1:])  # [B, M, Hq, D]
-        store = self._store
+        store = self._parts.store
         table, lengths = group.table[layer], group.lengths[layer]
         out = self._attend(rows, store.k, store.v, store.pos, table, lengths, group.q_pos)
         return out.reshape(q.shape)
 
+    def cells(self) -> StepCells:
+        """For layers that append and attend by themselves."""
+        tables, store, ring = self._parts.tables, self._parts.store, self._parts.ring
+        data, at = None, None
+        if self._remembered is not None:
+            assert ring is not None
+            data = ring.data
+            at = np.full(int(self._rows.counts.sum()), -1)
+            at[self._remembered.tokens.numpy()] = self._remembered.rows.numpy()
+        return StepCells(
+            store.k, store.v, store.pos, tables.table, tables.length, *self._rows, data, at
+        )
+
     def finish(self) -> None:
         """Every layer has run: the cells count from now on. Call it once."""
-        if self._memory is not None:
-            ring, remembered = self._memory
-            ring.commit(remembered)
+        if self._remembered is not None:
+            assert self._parts.ring is not None
+            self._parts.ring.commit(self._remembered)
         self._advance()
 
 
-def plan_step(
-    parts: Parts, rows: Rows
-) -> tuple[Tensor, list[Group], tuple[QueryRing, Remembered] | None]:
-    """Where the rows' tokens go: cells [L, T * H], groups, and who is remembered. Positions of the
-    new cells, which no layer changes, are written here."""
-    tables, store, ring = parts.tables, parts.store, parts.ring
+class _Plan(NamedTuple):
+    """What layers that attend one by one need, uploaded once."""
+
+    cells: Tensor  # [L, T * H]
+    groups: Sequence[Group]
+
+
+def _remembered(parts: Parts, rows: Rows) -> Remembered | None:
+    if parts.ring is None:
+        return None
+    points = np.asarray(parts.tables.point)[rows.slots]
+    owner, pos = _owners(rows)
+    return parts.ring.select(rows.slots[owner], pos, points[owner])
+
+
+def _owners(rows: Rows) -> tuple[Array, Array]:
+    """Each token's row and position, [T]."""
+    owner = np.repeat(np.arange(len(rows.slots)), rows.counts)
+    first = np.cumsum(rows.counts) - rows.counts
+    return owner, rows.starts[owner] + np.arange(len(owner)) - first[owner]
+
+
+def _planned(parts: Parts, rows: Rows) -> _Plan:
+    """Positions of the new cells, which no layer changes, are written here."""
+    tables, store = parts.tables, parts.store
     device = store.k.device
-    first = np.cumsum(rows.counts) - rows.counts  # [R] each row's first token
-    owner = np.repeat(np.arange(len(rows.slots)), rows.counts)  # [T]
-    offset = np.arange(len(owner)) - first[owner]
-    pos = rows.starts[owner] + offset
+    owner, pos = _owners(rows)
+    offset = pos - rows.starts[owner]
     cells = tables.cells(rows.slots[owner], offset).transpose(1, 0, 2)  # [L, T, H]
     flat = torch.from_numpy(np.ascontiguousarray(cells).reshape(len(cells), -1)).to(device)
     token_pos = torch.from_numpy(pos.astype(np.int32)).to(device)[:, None]
     store.write_pos(flat.view(-1), token_pos.expand(cells.shape).reshape(-1))
-    memory = None
-    if ring is not None:
-        points = np.asarray(tables.point)[rows.slots]
-        remembered = ring.select(rows.slots[owner], pos, points[owner])
-        memory = None if remembered is None else (ring, remembered)
-    return flat, _groups(tables, rows, first, device), memory
+    first = np.cumsum(rows.counts) - rows.counts  # [R] each row's first token
+    return _Plan(flat, _groups(tables, rows, first, device))
 
 
 def _groups(tables: Tables, rows: Rows, first: Array, device: torch.device) -> list[Group]:

@@ -7,8 +7,7 @@ a sequence's output doesn't depend on how far its neighbours' tables reach.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -36,8 +35,21 @@ class AttentionSpec(NamedTuple):
     cell_dtype: torch.dtype
 
 
-Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-"""The signature of `attend` below; an op's build takes the spec and gives one."""
+class Attend(Protocol):
+    """`attend` below, or a backend's; an op's build takes the spec and gives one."""
+
+    def __call__(
+        self,
+        q: Tensor,
+        k_pool: Tensor,
+        v_pool: Tensor,
+        pos_pool: Tensor,
+        table: Tensor,
+        lengths: Tensor,
+        q_pos: Tensor,
+        bias_pool: Tensor | None = None,
+    ) -> Tensor: ...
+
 
 ATTENTION: Op[AttentionSpec] = Op("attention")
 
@@ -55,6 +67,7 @@ def attend(
     table: Tensor,
     lengths: Tensor,
     q_pos: Tensor,
+    bias_pool: Tensor | None = None,
 ) -> Tensor:
     """Softmax attention with scale 1 / sqrt(D), computed in float32 whatever the dtypes.
 
@@ -64,6 +77,7 @@ def attend(
     | table          | [B, H, P]     | page ids; past a head's length they may be any page |
     | lengths        | [B, H]        | cells that each head holds                          |
     | q_pos          | [B, M]        | the queries' positions                              |
+    | bias_pool      | [pages, 16]   | float32, what is added to each cell's logits        |
 
     Integers are int32. A query sees cell c of its kv head iff c < length and the cell's position is
     at most its own; one that sees nothing (padding) gets zeros. All of v_pool must be finite.
@@ -88,6 +102,8 @@ def attend(
         unseen = pos[:, :, None, start : start + SPLIT] > q_pos[:, None, :, None]  # [B, H, M, S]
         scores = torch.bmm(q, _cells(k_pool, pages).transpose(1, 2))  # [B * H, R, S]
         shown = scores[:, :rows].view(batch, heads, queries, group, SPLIT)
+        if bias_pool is not None:
+            shown.add_(bias_pool.index_select(0, pages).view(batch, heads, 1, 1, SPLIT))
         shown.masked_fill_(unseen[:, :, :, None], -torch.inf)
         before, peak = peak, torch.maximum(peak, scores.amax(-1, keepdim=True))
         weights = scores.sub_(peak).exp_()

@@ -13,28 +13,55 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.kernels import activations
 from engine.kernels.dispatch import Op
+from engine.kernels.formats import DenseParts, Parts
 
 
 class LinearSpec(NamedTuple):
-    """What a backend must serve; `device` is a torch device's type."""
+    """What a backend must serve.
+
+    `device` is a torch device's type, `dtype` that of activations, bias and result. `format` is the
+    weight's, as `formats.format_of` names it: "float" (the same dtype), "bf16", "int8", "nvfp4".
+    `gated`: the first half of the outputs are gates, the second what they gate, and `swiglu` of
+    them is the result. `activation_bits`: 0, or 8 or 16: rounded as `activations` says, under int8
+    and nvfp4 weights only.
+    """
 
     device: str
     dtype: torch.dtype
+    format: str = "float"
+    gated: bool = False
+    activation_bits: int = 0
 
 
 class Linear(Protocol):
     """One weight, stored as its backend likes."""
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """[T, in] -> [T, out]."""
+    @property
+    def backend(self) -> str:
+        """Its name."""
 
-    def plain(self) -> Tensor:
-        """W [out, in], a copy where it's stored otherwise."""
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, in] -> [T, out], or [T, out / 2] if it is gated."""
+
+    def parts(self) -> Parts:
+        """What it was built from, a copy where it's stored otherwise."""
 
 
 LINEAR: Op[LinearSpec] = Op("linear")
-"""`build(weight [out, in], bias [out] or None)` gives a `Linear`."""
+"""`build(spec, parts)` gives a `Linear`; the type of `parts` goes with the spec's format."""
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up, [T, 2 I] -> [T, I].
+
+    Not by F.silu: its vectorised loop and that loop's scalar tail round exp differently, and which
+    element meets the tail depends on the number of rows. torch.exp has no such tail.
+    """
+    gate, up = gate_up.chunk(2, dim=-1)
+    gate = gate.float()
+    return (gate / gate.neg().exp_().add_(1)).mul_(up).to(gate_up.dtype)
 
 
 def _pad_rows(x: Tensor, least: int) -> Tensor:
@@ -44,26 +71,35 @@ def _pad_rows(x: Tensor, least: int) -> Tensor:
 
 @LINEAR.register("reference", refuses=lambda spec: None)
 class PlainLinear:
-    """torch's own linear on at least 16 rows.
+    """torch's own linear on at least 16 rows; other formats become floats anew at every call.
 
     Not bit for bit the same for every row count: in float32 on CPU it differs at some counts above
     16 too, by rounding (about 1e-6 of the output's scale).
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.weight = weight
-        self.bias = bias
+    backend = "reference"
+
+    def __init__(self, spec: LinearSpec, parts: Parts) -> None:
+        self._gated = spec.gated
+        self._bits = 0 if isinstance(parts, DenseParts) else spec.activation_bits
+        self._parts = parts
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(_pad_rows(x, 16), self.weight, self.bias)[: x.shape[0]]
+        weight = self._parts.dense(x.dtype)
+        if self._bits:
+            x = activations.rounded(x.float(), self._bits).to(x.dtype)
+        y = F.linear(_pad_rows(x, 16), weight, self._parts.bias)[: x.shape[0]]
+        return swiglu(y) if self._gated else y
 
-    def plain(self) -> Tensor:
-        return self.weight
+    def parts(self) -> Parts:
+        return self._parts
 
 
 def _onednn_refuses(spec: LinearSpec) -> str | None:
     if spec.device != "cpu":
         return f"runs on CPU only, not on {spec.device}"
+    if spec.format != "float":
+        return f"holds weights in the activations' dtype, not as {spec.format}"
     if not torch._C._has_mkldnn:
         return "this torch is built without oneDNN"
     if spec.dtype not in (torch.float32, torch.bfloat16):
@@ -81,14 +117,18 @@ class PackedLinear:
     weight of 64 outputs and 11,008 inputs, whose sums are split between threads, did not.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
-        self.bias = bias
+    backend = "onednn"
+
+    def __init__(self, spec: LinearSpec, parts: DenseParts) -> None:
+        self._gated = spec.gated
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(parts.weight.contiguous(), None)
+        self.bias = parts.bias
 
     def __call__(self, x: Tensor) -> Tensor:
         padded = _pad_rows(x, 2)  # one row alone is a GEMV, which rounds otherwise
         y = torch.ops.mkldnn._linear_pointwise(padded, self.packed, self.bias, "none", [], "")
-        return y[: x.shape[0]]
+        y = y[: x.shape[0]]
+        return swiglu(y) if self._gated else y
 
-    def plain(self) -> Tensor:
-        return self.packed.to_dense()
+    def parts(self) -> DenseParts:
+        return DenseParts(self.packed.to_dense(), self.bias)

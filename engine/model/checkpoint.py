@@ -25,6 +25,11 @@ class Checkpoint(Tensors, Protocol):
     generation: GenerationDefaults
 
     @property
+    def stored_format(self) -> str | None:
+        """The number format that the files were quantised to ("nvfp4"); None: floats, or blocks
+        that become floats."""
+
+    @property
     def folder(self) -> Path | None:
         """The Hugging Face folder, where the tokenizer's files lie too."""
 

@@ -8,49 +8,31 @@ chosen backends keep a row's bits (see kernels/linear.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.kernels.dispatch import select
+from engine.kernels.formats import DenseParts, Parts, moved, nbytes, stacked
+from engine.kernels.layers import LAYERS, Layer, Layers, LayersShape, LayersSpec, StepKV
 from engine.model.architecture import DecoderConfig
-from engine.model.quantize import Rounding, as_stored
-from engine.model.rope import Rope, rotate
+from engine.model.quantize import WEIGHT_FORMATS, Store, WeightFormat, as_floats
+from engine.model.rope import Rope
 from engine.model.tensors import Tensors
-from engine.model.weights import Dense, Weight
+from engine.model.weights import Stored, Weight
 from engine.model.workers import workers
 
 Embed = Callable[[Tensor], Tensor]
 """ids [T] int64 -> [T, E]."""
 
 
-class StepKV(Protocol):
-    """One step's cache."""
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Append k and v [T, H, D], then attend with q [T, Hq, D], all rotated: [T, Hq, D]."""
-
-
 class StepContext(NamedTuple):
     """What one forward pass needs beside its tokens."""
 
-    positions: Tensor  # [T] int64
+    positions: Tensor  # [T] int64, on the host
     kv: StepKV
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
-    """One layer's weights: q, k, v in one matrix, gate and up in another."""
-
-    attn_norm: Tensor  # [E]
-    qkv: Weight
-    qk_norm: Tensor | None  # [Hq + H, D], one row a head
-    out: Weight
-    mlp_norm: Tensor  # [E]
-    gate_up: Weight
-    down: Weight
 
 
 class Decoder:
@@ -62,19 +44,20 @@ class Decoder:
     def __init__(
         self,
         config: DecoderConfig,
+        dtype: torch.dtype,
+        rope: Rope,
         embed: Embed,
-        layers: Sequence[Layer],
-        norm: Tensor,
+        layers: Layers,
         head: Weight,
         nbytes: int,
     ) -> None:
         self.config = config
         self.nbytes = nbytes
+        self._dtype = dtype
+        self._rope = rope
         self._embed = embed
         self._layers = layers
-        self._norm = norm
         self._head = head
-        self._rope = Rope(config, norm.device)
 
     @classmethod
     def load(
@@ -84,50 +67,21 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device | str,
         prefer: Sequence[str] = (),
-        rounding: Rounding = as_stored,
+        weights: WeightFormat = WEIGHT_FORMATS["float"],
     ) -> Decoder:
-        """`dtype` float32 or bfloat16; `prefer` names linear backends to ask first.
-
-        `rounding` is for the matrices of attention and MLP. Embedding, LM head, norms and biases
-        keep their values, as is usual where weights alone are quantised.
+        """`dtype` (of activations) float32 or bfloat16; `prefer` names linear backends to ask
+        first. Matrices that the file has in NVFP4 stay as they are, whatever `weights`.
         """
-        return _Loader(checkpoint, dtype, torch.device(device), prefer, rounding).decoder()
+        return _Loader(checkpoint, dtype, torch.device(device), prefer, weights).decoder()
 
     def forward(self, ids: Tensor, ctx: StepContext) -> Tensor:
         """ids [T] int64 -> final-normed hidden states [T, E]."""
-        cfg = self.config
         cos, sin = self._rope.angles(ctx.positions)
-        rotated = cfg.q_heads + cfg.kv_heads
-        x = self._embed(ids).to(self._norm.dtype)  # [T, E]
-        for index, layer in enumerate(self._layers):
-            heads = layer.qkv.matmul(self._rms(x, layer.attn_norm))
-            heads = heads.view(-1, rotated + cfg.kv_heads, cfg.head_dim)  # [T, Hq + 2 H, D]
-            qk, v = heads[:, :rotated], heads[:, rotated:]
-            if layer.qk_norm is not None:
-                qk = F.rms_norm(qk, (cfg.head_dim,), None, cfg.norm_eps) * layer.qk_norm
-            qk = rotate(qk, cos, sin)
-            seen = ctx.kv.attend(index, qk[:, : cfg.q_heads], qk[:, cfg.q_heads :], v)
-            x = x + layer.out.matmul(seen.flatten(1))
-            x = x + layer.down.matmul(swiglu(layer.gate_up.matmul(self._rms(x, layer.mlp_norm))))
-        return self._rms(x, self._norm)
+        return self._layers(self._embed(ids).to(self._dtype), cos, sin, ctx.kv)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, E] -> [R, V] float32."""
         return self._head.matmul(hidden).float()
-
-    def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, self.config.norm_eps)
-
-
-def swiglu(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up, [T, 2 I] -> [T, I].
-
-    Not by F.silu: its vectorised loop and that loop's scalar tail round exp differently, and which
-    element meets the tail depends on the number of rows. torch.exp has no such tail.
-    """
-    gate, up = gate_up.chunk(2, dim=-1)
-    gate = gate.float()
-    return (gate / gate.neg().exp_().add_(1)).mul_(up).to(gate_up.dtype)
 
 
 class _Loader:
@@ -139,7 +93,7 @@ class _Loader:
         dtype: torch.dtype,
         device: torch.device,
         prefer: Sequence[str],
-        rounding: Rounding,
+        weights: WeightFormat,
     ) -> None:
         if dtype not in (torch.float32, torch.bfloat16):
             raise ValueError(f"dtype must be torch.float32 or torch.bfloat16, not {dtype}")
@@ -148,7 +102,7 @@ class _Loader:
         self.dtype = dtype
         self.device = device
         self.prefer = prefer
-        self.rounding = rounding
+        self.weights = weights
         self.sizes: list[int] = []  # bytes of each tensor
 
     def decoder(self) -> Decoder:
@@ -160,7 +114,16 @@ class _Loader:
             layers = list(pool.map(self._layer, range(cfg.layers)))
             embed, head = ends.result()
         norm = self._tensor("model.norm.weight", cfg.hidden_size)
-        return Decoder(cfg, embed, layers, norm, head, sum(self.sizes))
+        rope, run = Rope(cfg, self.device), self._run(layers, norm)
+        return Decoder(cfg, self.dtype, rope, embed, run, head, sum(self.sizes))
+
+    def _run(self, layers: Sequence[Layer], norm: Tensor) -> Layers:
+        """All layers as one op, in the backend that serves what their matrices became."""
+        cfg = self.config
+        held = {m.linear.backend for x in layers for m in (x.qkv, x.out, x.gate_up, x.down)}
+        spec = LayersSpec(self.device.type, self.dtype, cfg.head_dim, frozenset(held))
+        shape = LayersShape(cfg.q_heads, cfg.kv_heads, cfg.head_dim, cfg.norm_eps)
+        return cast(Layers, select(LAYERS, spec, self.prefer).build(shape, layers, norm))
 
     def _tensor(self, name: str, *shape: int) -> Tensor:
         tensor = self.checkpoint.tensor(name, shape).to(device=self.device, dtype=self.dtype)
@@ -168,22 +131,59 @@ class _Loader:
         return tensor
 
     def _ends(self, name: str, shape: tuple[int, int]) -> tuple[Embed, Weight]:
-        """Embedding and LM head. On CPU, where a tied head may be packed, rows are looked up in the
-        file; elsewhere in a table, held once."""
+        """Embedding and LM head. On CPU rows are looked up in the file; elsewhere in a table, which
+        a tied head shares if it is held in the same dtype."""
         tied = self.config.tied_embeddings
-        head = self._tensor(name if tied else "lm_head.weight", *shape)
+        parts = self._parts({name if tied else "lm_head.weight": shape}, None, self.weights.head)
+        head = Stored(parts, self.dtype, self.prefer)
         if self.device.type == "cpu":
-            return self.checkpoint.rows(name, shape), Dense(head, None, self.prefer)
-        table = head if tied else self._tensor(name, *shape)
-        return lambda ids: F.embedding(ids, table), Dense(head, None, self.prefer)
+            return self.checkpoint.rows(name, shape), head
+        if tied and isinstance(parts, DenseParts) and parts.weight.dtype == self.dtype:
+            table = parts.weight
+        else:
+            table = self._tensor(name, *shape)
+        return lambda ids: F.embedding(ids, table), head
 
-    def _stack(self, prefix: str, outs: dict[str, int], ins: int, *, bias: bool) -> Weight:
+    def _stack(
+        self,
+        prefix: str,
+        outs: dict[str, int],
+        ins: int,
+        *,
+        bias: bool = False,
+        gated: bool = False,
+    ) -> Stored:
         """Several projections of one input as one weight, rows in the order of `outs`."""
-        weights = [
-            self.rounding(self._tensor(f"{prefix}{n}.weight", out, ins)) for n, out in outs.items()
+        biases = [
+            self.checkpoint.tensor(f"{prefix}{n}.bias", (out,)) for n, out in outs.items() if bias
         ]
-        biases = [self._tensor(f"{prefix}{n}.bias", out) for n, out in outs.items() if bias]
-        return Dense(torch.cat(weights), torch.cat(biases) if bias else None, self.prefer)
+        shapes = {f"{prefix}{n}.weight": (out, ins) for n, out in outs.items()}
+        whole = torch.cat(biases).to(self.dtype) if bias else None
+        parts = self._parts(shapes, whole, self.weights.layers)
+        return Stored(parts, self.dtype, self.prefer, gated=gated)
+
+    def _parts(
+        self, shapes: dict[str, tuple[int, int]], bias: Tensor | None, store: Store
+    ) -> Parts:
+        """Matrices of the same inputs as one. In NVFP4 they share a tensor scale, unless the file
+        has them so, each with its own; where it has only some so, all become floats."""
+        packed = [self.checkpoint.packed(name, shape) for name, shape in shapes.items()]
+        stored = [p for p in packed if p is not None]
+        if len(stored) == len(packed):
+            parts: Parts = stacked(stored, bias)
+        else:
+            matrices = [
+                self.checkpoint.tensor(name, shape) if p is None else p.dense(self.dtype)
+                for p, (name, shape) in zip(packed, shapes.items(), strict=True)
+            ]
+            whole = matrices[0] if len(matrices) == 1 else torch.cat(matrices)
+            try:
+                parts = (as_floats if stored else store)(whole, bias, self.dtype)
+            except ValueError as error:
+                raise ValueError(f"{', '.join(shapes)}: {error}") from error
+        parts = moved(parts, self.device)
+        self.sizes.append(nbytes(parts))
+        return parts
 
     def _layer(self, index: int) -> Layer:
         cfg, prefix = self.config, f"model.layers.{index}."
@@ -197,8 +197,8 @@ class _Loader:
             qk_norm=self._qk_norm(attn) if cfg.qk_norm else None,
             out=self._stack(attn, {"o_proj": hidden}, q, bias=cfg.out_bias),
             mlp_norm=self._tensor(prefix + "post_attention_layernorm.weight", hidden),
-            gate_up=self._stack(mlp, {"gate_proj": inner, "up_proj": inner}, hidden, bias=False),
-            down=self._stack(mlp, {"down_proj": hidden}, inner, bias=False),
+            gate_up=self._stack(mlp, {"gate_proj": inner, "up_proj": inner}, hidden, gated=True),
+            down=self._stack(mlp, {"down_proj": hidden}, inner),
         )
 
     def _qk_norm(self, prefix: str) -> Tensor:

@@ -50,6 +50,7 @@ class GGUFFile:
     """A Checkpoint over one file. Float types are views of the map, block types float32 copies."""
 
     folder = None
+    stored_format = None
 
     def __init__(self, file: Path, source: str) -> None:
         self.source = source
@@ -79,6 +80,9 @@ class GGUFFile:
             start = info.start // mmap.PAGESIZE * mmap.PAGESIZE
             self._header.data.madvise(mmap.MADV_DONTNEED, start, info.start + info.nbytes - start)
         return values
+
+    def packed(self, name: str, shape: Shape) -> None:
+        """Blocks of this file are to be had as floats only."""
 
     def rows(self, name: str, shape: Shape) -> Callable[[Tensor], Tensor]:
         """ids [n] -> the tensor's rows [n, E]; only those rows are read and dequantised."""

@@ -79,7 +79,6 @@ def _refuse(keys: Keys, family: str, max_positions: int) -> None:
         "sliding-window attention (layer_types)": any(
             kind != "full_attention" for kind in get("layer_types") or ()
         ),
-        "a quantised checkpoint (quantization_config)": bool(get("quantization_config")),
     }
     for what, present in reasons.items():
         if present:

@@ -1,8 +1,7 @@
 """Rotary position embedding (Su et al., RoFormer, 2021) and the ways to stretch it.
 
-The rotation pairs dimension i with i + D/2, as Hugging Face checkpoints expect. Angles are
-computed in float32 from the positions, once a step for all layers: no table to grow, and a
-position's angles are the same whatever runs beside it.
+Angles are float32, looked up once a step for all layers in a table that grows with the longest
+sequence: a position's angles are the same whatever runs beside it.
 """
 
 from __future__ import annotations
@@ -13,6 +12,9 @@ import torch
 from torch import Tensor
 
 from engine.model.architecture import DecoderConfig, RopeConfig
+
+_CHUNK = 1024
+"""Positions that the table grows by."""
 
 
 class Rope:
@@ -30,14 +32,24 @@ class Rope:
         self._exponents = _exponents(config.head_dim).to(device)  # [D / 2]
         self._frequencies = _frequencies(config).to(device)  # [D / 2]
         self._scale = _attention_factor(config.rope)
+        self._table = self._angles(_CHUNK)
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin at `positions` [T], each [T, 1, D / 2] float32."""
-        place = positions.float()[:, None]  # [T, 1]
+        """cos and sin at `positions` [T] (on the host), each [T, D / 2] float32."""
+        cos, sin = self._table
+        last = int(positions.max()) if len(positions) else 0
+        if last >= len(cos):
+            cos, sin = self._table = self._angles(-(-(last + 1) // _CHUNK) * _CHUNK)
+        positions = positions.to(cos.device)
+        return cos.index_select(0, positions), sin.index_select(0, positions)
+
+    def _angles(self, length: int) -> tuple[Tensor, Tensor]:
+        """Of the positions below `length`."""
+        place = torch.arange(length, device=self._frequencies.device).float()[:, None]  # [P, 1]
         frequencies = self._frequencies
         if self._rope.kind == "dynamic":
-            frequencies = frequencies * self._slowing(place)  # [T, D / 2]
-        angle = (place * frequencies)[:, None]
+            frequencies = frequencies * self._slowing(place)  # [P, D / 2]
+        angle = place * frequencies
         return angle.cos() * self._scale, angle.sin() * self._scale
 
     def _slowing(self, place: Tensor) -> Tensor:
@@ -46,12 +58,6 @@ class Rope:
         stretch = self._rope.factor * (length / self._original - 1) + 1
         # the base grows by stretch ** (D / (D - 2)): the slowest pair by the whole stretch
         return torch.exp(stretch.log() * (-self._exponents / self._exponents[-1]))
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [T, heads, D] turned by the angles of its T positions; rounded once, to x's dtype."""
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
 
 def _exponents(dim: int) -> Tensor:

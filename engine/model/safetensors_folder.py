@@ -10,10 +10,10 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from engine.kernels.formats import Nvfp4Parts
 from engine.model.hf_config import read_config, read_generation
+from engine.model.nvfp4_stored import FLOATS, FOR_ACTIVATIONS, Stored, read_convention
 from engine.model.tensors import Shape, check_names, check_shape, needed_shapes
-
-_DTYPES = ("BF16", "F16", "F32")
 
 
 class SafetensorsFolder:
@@ -27,6 +27,8 @@ class SafetensorsFolder:
         self.config = read_config(folder)
         self.generation = read_generation(folder)
         self._where = folder
+        self._convention = read_convention(folder)
+        self.stored_format = None if self._convention is None else "nvfp4"
         self._files: dict[str, tuple[Path, Any]] = {}  # tensor -> its file, and that file opened
         for file, names in _shards(folder).items():
             opened = _open(file)
@@ -37,37 +39,58 @@ class SafetensorsFolder:
 
     def check(self) -> None:
         """Raise ValueError unless all that `config` asks for is there and fits."""
-        wanted = needed_shapes(self._where, self.config, len(self._files))
-        check_names(self._where, filter(self._counts, self._files), wanted)
-        for name, shape in wanted.items():
-            self._slice(name, shape)
+        needed = needed_shapes(self._where, self.config, len(self._files))
+        wanted: dict[str, Stored] = {}
+        for name, shape in needed.items():
+            wanted |= self._packed(name, shape) or {name: Stored(shape, FLOATS)}
+        shapes = {name: stored.shape for name, stored in wanted.items()}
+        check_names(self._where, filter(self._counts, self._files), shapes)
+        for name, stored in wanted.items():
+            self._check(name, stored)
 
     def tensor(self, name: str, shape: Shape) -> Tensor:
         """The tensor, without a copy, after a check of its shape."""
-        self._slice(name, shape)
-        return self._files[name][1].get_tensor(name)
+        return self._check(name, Stored(shape, FLOATS))
+
+    def packed(self, name: str, shape: Shape) -> Nvfp4Parts | None:
+        """The matrix as it is stored, if that is in NVFP4; its codes aren't copied."""
+        parts = self._packed(name, shape)
+        if self._convention is None or not parts:
+            return None
+        tensors = [self._check(part, stored) for part, stored in parts.items()]
+        return self._convention.read(self._where, name, *tensors)
 
     def rows(self, name: str, shape: Shape) -> Callable[[Tensor], Tensor]:
         """ids [n] -> the tensor's rows [n, E], read from the mapped file."""
         table = self.tensor(name, shape)
         return lambda ids: table.index_select(0, ids)
 
+    def _packed(self, name: str, shape: Shape) -> dict[str, Stored]:
+        """The tensors that stand for a matrix in NVFP4; none where it's stored as floats."""
+        if self._convention is None or len(shape) != 2:
+            return {}
+        parts = self._convention.parts(name, shape)
+        return parts if any(part in self._files for part in parts if part != name) else {}
+
     def _counts(self, name: str) -> bool:
         """Old checkpoints hold rotary tables, and tied ones a second copy of the embedding."""
         tied = self.config.tied_embeddings and name == "lm_head.weight"
-        return not tied and not name.endswith("rotary_emb.inv_freq")
+        unused = self._convention is not None and name.endswith(FOR_ACTIVATIONS)
+        return not tied and not unused and not name.endswith("rotary_emb.inv_freq")
 
-    def _slice(self, name: str, shape: Shape) -> None:
+    def _check(self, name: str, stored: Stored) -> Tensor:
         if name not in self._files:
             raise ValueError(f"{self._where}: tensor {name} is missing; is the download complete?")
         file, opened = self._files[name]
         part = opened.get_slice(name)
-        if part.get_dtype() not in _DTYPES:
+        if part.get_dtype() not in stored.types:
             raise ValueError(
                 f"{file}: tensor {name} is of type {part.get_dtype()}; supported: "
-                f"{', '.join(_DTYPES)}"
+                f"{', '.join(stored.types)}"
             )
-        check_shape(file, name, tuple(part.get_shape()), shape)
+        found = tuple(part.get_shape())
+        check_shape(file, name, () if found == (1,) else found, stored.shape)
+        return opened.get_tensor(name)
 
 
 def _shards(folder: Path) -> dict[Path, list[str] | None]:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from engine.kernels.formats import Nvfp4Parts
 from engine.model.architecture import DecoderConfig
 
 Shape = tuple[int, ...]
@@ -23,6 +24,12 @@ class Tensors(Protocol):
 
         It may be a view of the mapped file: never write to it. ValueError names file, tensor and
         shapes when it is missing or of another shape.
+        """
+
+    def packed(self, name: str, shape: Shape) -> Nvfp4Parts | None:
+        """A matrix that the file holds in NVFP4, without its bias; None: it's to be had as floats.
+
+        ValueError as for `tensor`, or where its scales can't be right.
         """
 
     def rows(self, name: str, shape: Shape) -> Callable[[Tensor], Tensor]:

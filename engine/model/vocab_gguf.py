@@ -91,6 +91,11 @@ class _Model(NamedTuple):
 
 def vocabulary_from_gguf(metadata: Mapping[str, Any]) -> Vocabulary:
     """ValueError names the key that is missing, of a wrong length or not supported."""
+    return read_gguf(metadata)[1]
+
+
+def read_gguf(metadata: Mapping[str, Any]) -> tuple[Tokenizer, Vocabulary]:
+    """The vocabulary, and the tokenizer that encodes with it, but neither decodes nor adds BOS."""
     file = _File(metadata)
     name = file.get("model", None)
     if name not in _MODELS:
@@ -101,8 +106,13 @@ def vocabulary_from_gguf(metadata: Mapping[str, Any]) -> Vocabulary:
     model = _MODELS[name](file, vocab)
     added = {i: file.tokens[i] for i, kind in enumerate(file.types) if kind in _ADDED}
     backend = model.backend
-    backend.add_tokens([AddedToken(content, normalized=False) for content in added.values()])
-    return Vocabulary(
+    backend.add_tokens(
+        [
+            AddedToken(content, normalized=False, special=file.types[i] in _SPECIAL)
+            for i, content in added.items()
+        ]
+    )
+    vocabulary = Vocabulary(
         size=len(file.tokens),
         encode=lambda text: backend.encode(text, add_special_tokens=False).ids,
         piece=dict(enumerate(file.tokens)).get,
@@ -115,6 +125,7 @@ def vocabulary_from_gguf(metadata: Mapping[str, Any]) -> Vocabulary:
         add_bos=file.get("add_bos_token", model.add_bos),
         chat_template=metadata.get("tokenizer.chat_template"),
     )
+    return backend, vocabulary
 
 
 def _byte_level(file: _File, vocab: dict[str, int]) -> _Model:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, Self
 
+import torch
 from torch import Tensor
 
 from engine.kernels.dispatch import select
+from engine.kernels.formats import Parts, format_of, nbytes
 from engine.kernels.linear import LINEAR, Linear, LinearSpec
 
 
@@ -36,26 +38,37 @@ class Weight(Protocol):
         """The weight of some inputs, in that order, with the whole bias."""
 
 
-class Dense:
-    """A weight in float32 or bfloat16, stored as the chosen linear backend likes."""
+class Stored:
+    """A weight in any of the formats, laid out as the chosen linear backend likes.
 
-    in_group = 1
+    Its parts decide the format; `linear` is what the backend made of them.
+    """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, prefer: Sequence[str] = ()) -> None:
-        """`weight` [out, in] and `bias` [out] on the device and in the dtype they are to run in."""
-        self.out_features, self.in_features = weight.shape
-        self.nbytes = weight.nbytes + (bias.nbytes if bias is not None else 0)
+    def __init__(
+        self, parts: Parts, dtype: torch.dtype, prefer: Sequence[str] = (), *, gated: bool = False
+    ) -> None:
+        """`parts` on the device that they are to run on; `dtype` is that of activations. `gated`:
+        gates, then what they gate; an output is a pair of them (see `linear.swiglu`)."""
+        self.out_features, self.in_features = parts.shape
+        self.out_features //= 1 + gated
+        self.nbytes = nbytes(parts)
+        self.in_group = parts.in_group
+        self._dtype = dtype
         self._prefer = prefer
-        self._bias = bias
-        spec = LinearSpec(weight.device.type, weight.dtype)
-        self._linear: Linear = select(LINEAR, spec, prefer).build(weight, bias)
+        self._gated = gated
+        spec = LinearSpec(parts[0].device.type, dtype, format_of(parts, dtype), gated)
+        self.linear: Linear = select(LINEAR, spec, prefer).build(spec, parts)
 
     def matmul(self, x: Tensor) -> Tensor:
-        return self._linear(x)
+        return self.linear(x)
 
-    def take_out(self, rows: Tensor) -> Dense:
-        bias = None if self._bias is None else self._bias[rows]
-        return Dense(self._linear.plain()[rows], bias, self._prefer)
+    def take_out(self, rows: Tensor) -> Stored:
+        if self._gated:
+            rows = torch.cat((rows, rows + self.out_features))
+        return self._like(self.linear.parts().take_out(rows))
 
-    def take_in(self, cols: Tensor) -> Dense:
-        return Dense(self._linear.plain()[:, cols], self._bias, self._prefer)
+    def take_in(self, cols: Tensor) -> Stored:
+        return self._like(self.linear.parts().take_in(cols))
+
+    def _like(self, parts: Parts) -> Stored:
+        return Stored(parts, self._dtype, self._prefer, gated=self._gated)

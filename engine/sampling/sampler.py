@@ -142,27 +142,30 @@ def _outputs(
     logits: Tensor, best: Tensor, tokens: Tensor, seqs: Seq[Sequence], needs: Needs
 ) -> list[RowOutput]:
     """Everything that was asked, read from the device at once."""
+    chosen = torch.stack((best.double(), tokens.double()), 1)
+    if needs == Needs() and all(seq.params.logprobs is None for seq in seqs):
+        return [_output(seq, *row) for seq, row in zip(seqs, chosen.tolist(), strict=True)]
     asked, of_tokens, of_needs = report(logits, tokens, seqs, needs)
-    drawn, logprobs, extras = to_host(
-        (torch.stack((best.double(), tokens.double()), 1), of_tokens, of_needs)
-    )
+    drawn, logprobs, extras = to_host((chosen, of_tokens, of_needs))
     by_row = dict(zip(asked, logprobs, strict=True))
     outputs = []
     for i, seq in enumerate(seqs):
-        greatest, token = drawn[i][0], int(drawn[i][1])
-        if not math.isfinite(greatest):
-            outputs.append(RowOutput(error=_error(seq, greatest)))
-            continue
-        count = seq.params.logprobs
-        outputs.append(
-            RowOutput(
-                token=token,
-                logprob=None if count is None else token_logprob(token, by_row[i], count),
+        output = _output(seq, *drawn[i])
+        if output.token is not None:
+            count = seq.params.logprobs
+            output = output._replace(
+                logprob=None if count is None else token_logprob(output.token, by_row[i], count),
                 entropy=extras[i][0] if needs.entropy else None,
                 watch=tuple(extras[i][1:]) if needs.watch_ids else (),
             )
-        )
+        outputs.append(output)
     return outputs
+
+
+def _output(seq: Sequence, greatest: float, token: float) -> RowOutput:
+    if not math.isfinite(greatest):
+        return RowOutput(error=_error(seq, greatest))
+    return RowOutput(token=int(token))
 
 
 def _error(seq: Sequence, greatest: float) -> str:

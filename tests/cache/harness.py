@@ -23,8 +23,10 @@ def naive_attend(
     table: Tensor,
     lengths: Tensor,
     q_pos: Tensor,
+    bias_pool: Tensor | None = None,
 ) -> Tensor:
     """The attention op's definition, one row and head at a time."""
+    assert bias_pool is None
     out = torch.empty_like(q)
     group = q.shape[2] // table.shape[1]
     for b in range(table.shape[0]):

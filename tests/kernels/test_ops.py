@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine.kernels.attention import ATTENTION, PAGE, SPLIT, AttentionSpec, attend
 from engine.kernels.dispatch import select
+from engine.kernels.formats import DenseParts
 from engine.kernels.linear import LINEAR, LinearSpec
 from tests.kernels.invariance import assert_same_rows
 
@@ -156,8 +157,8 @@ def test_linear_equals_its_definition(
     impl = _serving(backend, dtype)
     x, w, b = random_linear(shape, dtype)
     for bias in (None, b):
-        linear = impl(w, bias)
-        assert torch.equal(linear.plain(), w)
+        linear = impl(LinearSpec("cpu", dtype), DenseParts(w, bias))
+        assert torch.equal(linear.parts().weight, w)
         for rows in (0, 1, 2, 33):
             y = linear(x[:rows])
             want = x[:rows].double() @ w.T.double() + (0 if bias is None else bias.double())
@@ -172,7 +173,8 @@ def test_linear_of_a_row_does_not_depend_on_the_rows(
     shape: tuple[int, int], dtype: torch.dtype
 ) -> None:
     x, w, b = random_linear(shape, dtype)
-    linear = select(LINEAR, LinearSpec("cpu", dtype)).build(w, b)
+    spec = LinearSpec("cpu", dtype)
+    linear = select(LINEAR, spec).build(spec, DenseParts(w, b))
     whole = linear(x)
     for rows in ROWS:
         assert_same_rows(linear(x[:rows]), whole[:rows], dtype)
@@ -182,10 +184,15 @@ def test_linear_of_a_row_does_not_depend_on_the_rows(
 def test_onednn_refuses_in_words() -> None:
     reasons = [
         dict(LINEAR.reasons(spec))["onednn"]
-        for spec in (LinearSpec("cuda", torch.float32), LinearSpec("cpu", torch.float16))
+        for spec in (
+            LinearSpec("cuda", torch.float32),
+            LinearSpec("cpu", torch.float16),
+            LinearSpec("cpu", torch.float32, "nvfp4"),
+        )
     ]
     assert "not on cuda" in str(reasons[0])
     assert "not float16" in str(reasons[1])
+    assert "not as nvfp4" in str(reasons[2])
 
 
 def _serving(backend: str, dtype: torch.dtype) -> Any:

@@ -1,7 +1,10 @@
-"""Rounded weights: against the definition group by group, and what of a model they touch."""
+"""Weights of each format: rounded ones against the definition group by group, and what of a model
+every format touches."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -10,8 +13,9 @@ from torch import Tensor
 
 from engine.build import load_model
 from engine.config import ModelSpec
+from engine.kernels import int8, nvfp4
 from engine.model.decoder import Decoder
-from engine.model.quantize import WEIGHT_FORMATS, round_to_nearest
+from engine.model.quantize import round_to_nearest
 from tests import oracle
 from tests.model.test_decoder import alone, random_ids
 from tests.tiny import tiny_checkpoint, write_folder
@@ -140,8 +144,70 @@ def test_more_bits_are_nearer(tmp_path: Path) -> None:
     checkpoint = tiny_checkpoint("llama")
     folder = write_folder(tmp_path / "model", checkpoint.config, checkpoint.tensors)
     ids = random_ids(30)
-    logits = {name: alone(load(folder, name), ids) for name in WEIGHT_FORMATS}
-    assert list(logits) == ["float", *(f"rtn{bits}" for bits in range(8, 1, -1))]
+    names = ["float", *(f"rtn{bits}" for bits in range(8, 1, -1))]
+    logits = {name: alone(load(folder, name), ids) for name in names}
     errors = [(logits[name] - logits["float"]).std().item() for name in logits]
     assert errors == sorted(errors)
     assert 0 < errors[1] < 0.03 * logits["float"].std()
+
+
+def in_nvfp4(*matrices: Tensor) -> list[Tensor]:
+    """Matrices that run as one share a tensor scale."""
+    q = nvfp4.quantise(torch.cat(matrices))
+    whole = nvfp4.dequantise(q.codes, q.blocks, torch.full((len(q.codes),), q.scale))
+    return list(whole.tensor_split([*accumulate(len(m) for m in matrices)][:-1]))
+
+
+def in_int8(*matrices: Tensor) -> list[Tensor]:
+    return [int8.dequantise(*int8.quantise(m)) for m in matrices]
+
+
+def in_bf16(*matrices: Tensor) -> list[Tensor]:
+    return [m.bfloat16().float() for m in matrices]
+
+
+FUSED = (
+    ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    ("self_attn.o_proj",),
+    ("mlp.gate_proj", "mlp.up_proj"),
+    ("mlp.down_proj",),
+)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "mistral"])  # biases and a tied head; an untied one
+@pytest.mark.parametrize("name", ["nvfp4", "int8", "bf16"])
+def test_a_format_holds_matrices_and_head_and_keeps_the_rest(
+    name: str, family: str, tmp_path: Path
+) -> None:
+    layers = {"nvfp4": in_nvfp4, "int8": in_int8, "bf16": in_bf16}[name]
+    head = in_bf16 if name == "bf16" else in_int8
+    checkpoint = tiny_checkpoint(family, intermediate_size=144, tied_embeddings=False)
+    tensors = dict(checkpoint.tensors)
+    if family == "qwen2":
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    config = replace(checkpoint.config, tied_embeddings=family == "qwen2")
+    folder = write_folder(
+        tmp_path / "model",
+        config,
+        {n: t for n, t in tensors.items() if n != "lm_head.weight" or not config.tied_embeddings},
+    )
+    for index in range(config.layers):
+        for group in FUSED:
+            names = [f"model.layers.{index}.{module}.weight" for module in group]
+            tensors |= dict(zip(names, layers(*(tensors[n] for n in names)), strict=True))
+    [tensors["lm_head.weight"]] = head(tensors["lm_head.weight"])
+    ids = random_ids(20)
+    truth = oracle.logits(checkpoint.config, tensors, ids)
+    decoder = load(folder, name)
+    torch.testing.assert_close(alone(decoder, ids), truth, rtol=1e-4, atol=1e-4)
+    assert (truth - alone(load(folder, "float"), ids)).abs().max() > 1e-3
+    assert decoder.nbytes < load(folder, "float").nbytes * {"nvfp4": 0.3, "int8": 0.4}.get(
+        name, 0.6
+    )
+
+
+def test_a_width_that_nvfp4_cannot_hold_is_refused_by_name(tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint("llama")  # its MLP is 136 wide
+    folder = write_folder(tmp_path / "model", checkpoint.config, checkpoint.tensors)
+    with pytest.raises(ValueError, match=r"mlp.down_proj.weight: NVFP4 takes 16 .* has 136 inputs"):
+        load(folder, "nvfp4")
