@@ -1,0 +1,119 @@
+"""Qwen3's decoder in plain torch, for training: the same names as its checkpoints have.
+
+Nothing of the engine is used: `tests/bench/abacus` compares this forward pass with the engine's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a network."""
+
+    vocabulary: int
+    layers: int
+    width: int
+    hidden: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    rope_theta: float = 10_000.0
+    eps: float = 1e-6
+
+
+class Attention(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        d = shape.head_dim
+        self.q_proj = nn.Linear(shape.width, shape.q_heads * d, bias=False)
+        self.k_proj = nn.Linear(shape.width, shape.kv_heads * d, bias=False)
+        self.v_proj = nn.Linear(shape.width, shape.kv_heads * d, bias=False)
+        self.o_proj = nn.Linear(shape.q_heads * d, shape.width, bias=False)
+        self.q_norm = nn.RMSNorm(d, eps=shape.eps)
+        self.k_norm = nn.RMSNorm(d, eps=shape.eps)
+
+    def forward(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+        batch, length, _ = x.shape
+        heads = (batch, length, -1, self.shape.head_dim)
+        q = rotate(self.q_norm(self.q_proj(x).view(heads)), *angles).transpose(1, 2)
+        k = rotate(self.k_norm(self.k_proj(x).view(heads)), *angles).transpose(1, 2)
+        v = self.v_proj(x).view(heads).transpose(1, 2)
+        group = self.shape.q_heads // self.shape.kv_heads
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        # On CPUs with matrix units twice as fast, backward included, as torch's fused attention.
+        q, k, v = (part.flatten(0, 1) for part in (q, k, v))  # [B * Hq, T, D]
+        future = q.new_full((length, length), -torch.inf).triu(1)
+        scores = torch.baddbmm(future, q, k.mT, alpha=self.shape.head_dim**-0.5)
+        out = (scores.softmax(-1) @ v).view(batch, -1, length, self.shape.head_dim)
+        return self.o_proj(out.transpose(1, 2).reshape(batch, length, -1))
+
+
+class MLP(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(shape.width, shape.hidden, bias=False)
+        self.up_proj = nn.Linear(shape.width, shape.hidden, bias=False)
+        self.down_proj = nn.Linear(shape.hidden, shape.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(shape.width, eps=shape.eps)
+        self.self_attn = Attention(shape)
+        self.post_attention_layernorm = nn.RMSNorm(shape.width, eps=shape.eps)
+        self.mlp = MLP(shape)
+
+    def forward(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), angles)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Network(nn.Module):
+    """Tokens [B, T] -> hidden states [B, T, width]; the head is the embedding's transpose."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embed_tokens = nn.Embedding(shape.vocabulary, shape.width)
+        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
+        self.norm = nn.RMSNorm(shape.width, eps=shape.eps)
+        for name, parameter in self.named_parameters():
+            if parameter.ndim == 2:
+                last = name.endswith(("o_proj.weight", "down_proj.weight"))
+                scale = (2 * shape.layers) ** -0.5 if last else 1.0
+                nn.init.normal_(parameter, std=0.02 * scale)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed_tokens(tokens)
+        angles = rotation(self.shape, tokens.shape[1])
+        for layer in self.layers:
+            x = layer(x, angles)
+        return self.norm(x)
+
+    def logits(self, states: Tensor) -> Tensor:
+        return states @ self.embed_tokens.weight.T
+
+
+def rotation(shape: Shape, length: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of positions 0 .. length - 1, [1, T, 1, D] each."""
+    half = torch.arange(0, shape.head_dim, 2) / shape.head_dim
+    angles = torch.arange(length)[:, None] * shape.rope_theta**-half  # [T, D / 2]
+    angles = torch.cat([angles, angles], -1)[None, :, None]
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """RoPE over halves of the head, [B, T, H, D]."""
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat([-second, first], -1) * sin
