@@ -62,7 +62,7 @@ class Recipe:
 
 
 RECIPES = {
-    "abacus": Recipe(Shape(VOCABULARY, 4, 256, 512, 4, 2, 64), pools=100),
+    "abacus": Recipe(Shape(VOCABULARY, 4, 256, 512, 4, 2, 64), pools=130),
     "abacus-small": Recipe(Shape(VOCABULARY, 4, 64, 192, 4, 2, 32), pools=70, seed=1),
 }
 
