@@ -130,7 +130,9 @@ def make_engine(args: argparse.Namespace) -> Engine:
     kv = KVSpec(policy=policy, budget_tokens=args.kv_budget, window=args.kv_window)
     limits = {"max_num_seqs": args.max_num_seqs, "max_batched_tokens": args.max_batched_tokens}
     given = {name: value for name, value in limits.items() if value is not None}
-    spec = ModelSpec(args.model, dtype=args.dtype, kv=kv, weights=args.weights)
+    spec = ModelSpec(
+        args.model, dtype=args.dtype, kv=kv, weights=args.weights, activations=args.activations
+    )
     return Engine(EngineConfig(models={"main": spec}, **given))
 
 
