@@ -46,7 +46,7 @@ class Recipe:
     seed: int = 0
     matrix_rate: float = 0.02
     other_rate: float = 3e-3
-    short: float = 0.10  # of the pools: with chains of at most 100 tokens
+    short: float = 0.12  # of the pools: with chains of at most 100 tokens
     grown: float = 0.45  # of the pools: until chains have their full length
     warm: float = 0.01
     decay: float = 0.5  # the last part, over which rates fall to zero
@@ -62,7 +62,7 @@ class Recipe:
 
 
 RECIPES = {
-    "abacus": Recipe(Shape(VOCABULARY, 4, 256, 512, 4, 2, 64), pools=130),
+    "abacus": Recipe(Shape(VOCABULARY, 4, 256, 512, 4, 2, 64), pools=100),
     "abacus-small": Recipe(Shape(VOCABULARY, 4, 64, 192, 4, 2, 32), pools=70, seed=1),
 }
 
