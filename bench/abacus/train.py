@@ -25,6 +25,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.func import functional_call
 
+from bench.abacus.drill import drill
 from bench.abacus.muon import Muon
 from bench.abacus.network import Network, Shape
 from bench.abacus.problems import PLAIN, Habits, sample
@@ -46,7 +47,7 @@ class Recipe:
     seed: int = 0
     matrix_rate: float = 0.02
     other_rate: float = 3e-3
-    short: float = 0.12  # of the pools: with chains of at most 100 tokens
+    short: float = 0.2  # of the pools: with chains of at most 100 tokens
     grown: float = 0.45  # of the pools: until chains have their full length
     warm: float = 0.01
     decay: float = 0.5  # the last part, over which rates fall to zero
@@ -55,6 +56,10 @@ class Recipe:
         """Tokens of the longest chains of a pool."""
         share = (pool / self.pools - self.short) / (self.grown - self.short)
         return round(100 + (MOST - 100) * min(max(share, 0.0), 1.0))
+
+    def drills(self, pool: int) -> float:
+        """The share of drills among a pool's sequences."""
+        return 0.5 if pool < self.short * self.pools else 0.05
 
     def rate(self, done: float) -> float:
         """The learning rate's factor when that share of the pools is done."""
@@ -91,13 +96,16 @@ class Batch:
         return self
 
 
-def pool(tokenizer: Tokenizer, seed: str, longest: int, batches: int) -> list[Batch]:
-    """Fresh problems in batches of like length, in random order."""
+def pool(tokenizer: Tokenizer, seed: str, longest: int, drills: float) -> list[Batch]:
+    """Fresh problems in batches of like length, in random order; a share of them are drills."""
     rng = Random(seed)
     examples, total = [], 0
-    while total < batches * BATCH_TOKENS:
-        problem = sample(rng, None, LEAST, longest, HABITS)
-        examples.append(example(tokenizer, problem))
+    while total < BATCHES * BATCH_TOKENS:
+        if rng.random() < drills:
+            examples.append(drill(tokenizer, rng, rng.randint(LEAST, longest)))
+        else:
+            problem = sample(rng, None, LEAST, longest, HABITS)
+            examples.append(example(tokenizer, problem))
         total += len(examples[-1].tokens)
     examples.sort(key=lambda e: len(e.tokens))
     made = [Batch(part) for part in _runs(examples)]
@@ -211,7 +219,8 @@ def train(name: str, folder: Path, device: torch.device, until: float) -> bool:
             return False
         seed = f"{name} {recipe.seed} {trainer.pools}"
         longest = recipe.longest(trainer.pools)
-        loss = trainer.learn(pool(tokenizer, seed, longest, BATCHES))
+        drills = recipe.drills(trainer.pools)
+        loss = trainer.learn(pool(tokenizer, seed, longest, drills))
         row = {
             "pool": trainer.pools,
             "longest": longest,
