@@ -14,6 +14,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="bf16, int8, nvfp4; rtn8 to rtn2: rounded to so many bits",
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, help="all CPUs of the process without it")
     parser.add_argument("--max-num-seqs", type=int)
     parser.add_argument("--max-batched-tokens", type=int)
     parser.add_argument("--kv-policy", help="such as 'snapkv(recent=16)'; all is kept without it")
