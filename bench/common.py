@@ -130,7 +130,9 @@ def make_engine(args: argparse.Namespace) -> Engine:
     kv = KVSpec(policy=policy, budget_tokens=args.kv_budget, window=args.kv_window)
     names = ("threads", "max_num_seqs", "max_batched_tokens")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    spec = ModelSpec(args.model, dtype=args.dtype, kv=kv, weights=args.weights)
+    spec = ModelSpec(
+        args.model, dtype=args.dtype, kv=kv, weights=args.weights, activations=args.activations
+    )
     return Engine(EngineConfig(models={"main": spec}, **given))
 
 

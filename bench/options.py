@@ -13,6 +13,9 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         default="float",
         help="bf16, int8, nvfp4; rtn8 to rtn2: rounded to so many bits",
     )
+    parser.add_argument(
+        "--activations", default="float", help="int16 or int8: rounded, under int8 or nvfp4 weights"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, help="all CPUs of the process without it")
     parser.add_argument("--max-num-seqs", type=int)

@@ -34,8 +34,8 @@ from bench.evaluation.summary import summarise
 from bench.options import add_engine_options
 from engine.request import SamplingParams
 
-ENGINE_OPTIONS = ["dtype", "weights", "threads", "max_num_seqs", "max_batched_tokens"]
-ENGINE_OPTIONS += ["kv_policy", "kv_budget", "kv_window"]
+ENGINE_OPTIONS = ["dtype", "weights", "activations", "threads", "max_num_seqs"]
+ENGINE_OPTIONS += ["max_batched_tokens", "kv_policy", "kv_budget", "kv_window"]
 SERVER_OPTIONS = ["concurrency", "timeout", "tokenizer", "api_key_env"]
 
 

@@ -25,7 +25,7 @@ from engine.kernels.linear import LINEAR
 from engine.model.architecture import DecoderConfig
 from engine.model.checkpoint import Checkpoint, open_checkpoint
 from engine.model.decoder import Decoder
-from engine.model.quantize import WEIGHT_FORMATS
+from engine.model.quantize import ACTIVATIONS, WEIGHT_FORMATS
 from engine.model.tokenizer import Tokenizer, tokenizer_from_folder, tokenizer_from_gguf
 from engine.request import Role, SamplingParams
 from engine.sampling.sampler import Sampler, SamplingDefaults
@@ -67,6 +67,7 @@ def load_model(role: Role, spec: ModelSpec, backends: tuple[str, ...]) -> Loaded
     dtype = dtype_of(spec.dtype, device)
     checkpoint = open_checkpoint(spec.model)
     check_weights(checkpoint, spec.weights)
+    check_activations(checkpoint, spec)
     checkpoint.check()
     with ThreadPoolExecutor(1) as beside:  # much of a start-up's time is either of the two
         loading = beside.submit(load_tokenizer, checkpoint)
@@ -76,6 +77,7 @@ def load_model(role: Role, spec: ModelSpec, backends: tuple[str, ...]) -> Loaded
             device=device,
             prefer=backends,
             weights=WEIGHT_FORMATS[spec.weights],
+            activation_bits=ACTIVATIONS[spec.activations],
         )
         tokenizer = loading.result()
     return Loaded(role, spec, checkpoint, tokenizer, decoder, dtype, device)
@@ -88,6 +90,15 @@ def check_weights(checkpoint: Checkpoint, weights: str) -> None:
         raise ValueError(
             f"{checkpoint.source} is quantised to {stored} already: weights must be float (as "
             f"stored) or {stored} (the LM head quantised too), not {weights}"
+        )
+
+
+def check_activations(checkpoint: Checkpoint, spec: ModelSpec) -> None:
+    """Only integers multiply integers."""
+    held = checkpoint.stored_format or spec.weights
+    if spec.activations != "float" and held not in ("int8", "nvfp4"):
+        raise ValueError(
+            f"activations={spec.activations!r} needs weights int8 or nvfp4, not {held!r}"
         )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from engine.cache.policy import KVSpec
-from engine.model.quantize import WEIGHT_FORMATS
+from engine.model.quantize import ACTIVATIONS, WEIGHT_FORMATS
 from engine.request import MAIN, Role
 from engine.scheduler.controller import Controller
 
@@ -46,6 +46,8 @@ class ModelSpec:
     the model's own sampling defaults (its end-of-sequence ids still count). `weights` is the number
     format that matrices are held in (docs/formats.md): nvfp4, int8, bf16, or "float", which is
     `dtype`, or NVFP4 where the files hold that; rtn8 to rtn2 are `dtype` with rounded values.
+    `activations` int16 or int8: rounded before they meet weights in int8 or NVFP4, whose products
+    are integers then, several times as fast for many rows.
     """
 
     model: str
@@ -55,6 +57,7 @@ class ModelSpec:
     reasoning: ReasoningSpec | None = None
     generation_defaults: bool = True
     weights: str = "float"
+    activations: str = "float"
 
     def __post_init__(self) -> None:
         for name, kind in (("model", str), ("device", str), ("generation_defaults", bool)):
@@ -67,6 +70,10 @@ class ModelSpec:
         if not isinstance(self.weights, str) or self.weights not in WEIGHT_FORMATS:
             raise ValueError(
                 f"weights must be one of {', '.join(WEIGHT_FORMATS)}, not {self.weights!r}"
+            )
+        if self.activations not in ACTIVATIONS:
+            raise ValueError(
+                f"activations must be one of {', '.join(ACTIVATIONS)}, not {self.activations!r}"
             )
         if not isinstance(self.kv, KVSpec):
             raise ValueError(f"kv must be a KVSpec, not {self.kv!r}")

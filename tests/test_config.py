@@ -52,6 +52,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: Alternate(every=0), "every must be at least 1, not 0"),
     (lambda: ModelSpec("a", dtype="int8"), "dtype must be auto, float32 or bfloat16, not 'int8'"),  # type: ignore[arg-type]
     (lambda: ModelSpec("a", weights="int4"), "weights must be one of float, bf16.* not 'int4'"),
+    (lambda: ModelSpec("a", activations="int4"), "activations must be one of float, int16, int8"),
     (lambda: ModelSpec("a", weights=4), "weights must be one of float, bf16.* not 4"),  # type: ignore[arg-type]
     (lambda: ModelSpec("a", kv="int4"), "kv must be a KVSpec, not 'int4'"),  # type: ignore[arg-type]
     (lambda: device_of("tpu"), "device must be auto, cpu, cuda or cuda:N, not 'tpu'"),

@@ -24,7 +24,8 @@ def orthogonal(matrix: Tensor) -> Tensor:
     for _ in range(STEPS):
         gram = wide @ wide.T
         wide = a * wide + (b * gram + c * gram @ gram) @ wide
-    return (wide if x.shape[0] <= x.shape[1] else wide.T).to(matrix.dtype)
+    out: Tensor = wide if x.shape[0] <= x.shape[1] else wide.T
+    return out.to(matrix.dtype)
 
 
 class Muon(torch.optim.Optimizer):

@@ -1,17 +1,22 @@
 """Problems whose answers need a chain: loop programs, ledgers, sums in columns.
 
 All arithmetic is of single digits, so a step of a chain is easy and the chain is what matters: each
-step recalls what earlier ones found. A question, the chain that solves it, and its exact answer:
+step recalls what earlier ones found. A chain is its question's program with the values written in,
+`name=value` after every name: the last such value of a name counts.
 
-    loop    "a=3 b=5; loop 2: a=a+b b=b*3; b?"  -> "2: a=a+b=3+5=8 b=b*3=5*3=5", ...
-            the body's assignments (modulo 10) run n times; the chain counts down
-    ledger  "k=4 d=k+3 m=d-k; d k?"  -> "k=4", "d=k+3=4+3=7", "m=d-k=7-4=3", "d=7 k=4"
-            each entry once, from entries before it; asked about out of order
-    sum     "sum a:4+7 b:8+6"  -> "a:4+7+0=11", "b:8+6+1=15", "a1 b5 1"
-            two numbers by columns, the lowest first; the answer too is lowest digit first
+    loop    "a=3 b=5; loop 2: a+b>a b*3>b; b?"
+            "2: a=3+b=5>a=8 b=5*3>b=5", "1: a=8+b=5>a=3 b=5*3>b=5", "b=5"
+            what the statements give (modulo 10) goes to the name behind the arrow, n times over;
+            "b at 2?" asks for the value of an earlier round, whose thought is then told again
+    ledger  "k=4 k+3>d d-k>m; m k?"
+            "k=4", "k=4+3>d=7", "d=7-k=4>m=3", "m=3 k=4"
+            each name once, from names before it; asked about out of order
+    sum     "sum a:4+7 b:8+6; b a?"
+            "a:4+7+0>1 a=1", "b:8+6+1>1 b=5", "b=5 a=1"
+            two numbers by columns, the lowest first: digits and carry, the new carry, the digit
 
-How far back a value must be recalled is the knob of difficulty: the number of variables and of
-assignments, and `FAR`, the share of a ledger's references to any entry rather than a near one.
+How far back a value must be recalled is the knob of difficulty: the number of names, statements and
+rounds, and `FAR`, the share of a ledger's references to any name rather than a near one.
 """
 
 from __future__ import annotations
@@ -72,6 +77,9 @@ class Line(NamedTuple):
     work: str
     result: str
 
+    def __str__(self) -> str:
+        return self.work + self.result
+
 
 @dataclass(frozen=True)
 class Draft:
@@ -118,66 +126,90 @@ def _finish(rng: Random, kind: str, draft: Draft, habits: Habits) -> Problem:
     while slip or rng.random() < habits.checks:
         line = slip if slip and rng.random() < 0.7 else found[rng.choice(draft.asked)]
         verdict = f"was {wrong}" if line is slip else "ok"
-        thoughts.append((Piece(f"check {line.work}{line.result} {verdict}"),))
+        thoughts.append((Piece(f"check {line} {verdict}"),))
         slip = None if line is slip else slip
     results = {name: line.result for name, line in found.items()}
     thoughts.append((Piece(draft.last(results)),))
     return Problem(kind, draft.question, tuple(thoughts), draft.answer(results))
 
 
-def _compute(sign: str, x: int, y: int) -> int:
-    return {"+": x + y, "-": x - y, "*": x * y}[sign] % 10
+class Statement(NamedTuple):
+    """`x sign y > name`; y is a name or a digit."""
+
+    x: str
+    sign: str
+    y: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.x}{self.sign}{self.y}>{self.name}"
+
+    def run(self, values: dict[str, int]) -> Line:
+        x, y = values[self.x], values[self.y] if self.y in values else int(self.y)
+        values[self.name] = {"+": x + y, "-": x - y, "*": x * y}[self.sign] % 10
+        y_text = f"{self.y}={y}" if self.y in LETTERS else self.y
+        work = f"{self.x}={x}{self.sign}{y_text}>{self.name}="
+        return Line(self.name, work, str(values[self.name]))
 
 
-def _expression(rng: Random, names: list[str], second: list[str]) -> tuple[str, str, str]:
-    """Operand, sign, operand; products only by 3, 7, 9, which lose nothing modulo 10."""
+def _statement(rng: Random, names: list[str], target: str) -> Statement:
+    """Products only by 3, 7 and 9, which lose nothing modulo 10."""
     if rng.random() < 0.2:
-        return rng.choice(names), "*", rng.choice("379")
+        return Statement(rng.choice(names), "*", rng.choice("379"), target)
     sign = rng.choice("+-")
-    if len(second) > 1 and rng.random() < 0.7:
-        first = rng.choice(names)
-        return first, sign, rng.choice([name for name in second if name != first])
-    return rng.choice(names), sign, str(rng.randint(1, 9))
+    if len(names) > 1 and rng.random() < 0.7:
+        x, y = rng.sample(names, 2)
+        return Statement(x, sign, y, target)
+    return Statement(rng.choice(names), sign, str(rng.randint(1, 9)), target)
 
 
-def _assign(name: str, expression: tuple[str, str, str], values: dict[str, int]) -> Line:
-    x, sign, y = expression
-    left = values[x]
-    right = values[y] if y in values else int(y)
-    values[name] = _compute(sign, left, right)
-    return Line(name, f"{name}={x}{sign}{y}={left}{sign}{right}=", str(values[name]))
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def _loop(rng: Random, tokens: int) -> Draft:
-    sizes = [size for size in (1, 2, 3, 4) if size * 12 * 2 <= tokens] or [1]
-    size = rng.choice(sizes)
-    count = max(2, min(99, round(tokens / (size * 12 + 3))))
-    names = rng.sample("abcdefghijklmnopqrstuvwxyz", rng.randint(max(2, size), 5))
+    size = rng.choice([size for size in (1, 2, 3, 4) if size == 1 or size * 24 <= tokens])
+    rounds = max(2, min(99, round(tokens / (size * 11.5 + 3))))
+    names = rng.sample(LETTERS, rng.randint(max(2, size), 5))
     values = {name: rng.randint(0, 9) for name in names}
-    targets = rng.sample(names, size)
-    body = [(target, _expression(rng, names, names)) for target in targets]
-    asked = rng.choice(targets)
-    start = " ".join(f"{name}={value}" for name, value in values.items())
-    text = " ".join(f"{target}={''.join(expression)}" for target, expression in body)
-    lines = [[_assign(target, e, values) for target, e in body] for _ in range(count)]
-    after = [expression for _, expression in body[targets.index(asked) + 1 :]]
+    given = " ".join(f"{name}={value}" for name, value in values.items())
+    body = [_statement(rng, names, target) for target in rng.sample(names, size)]
+    lines = [[statement.run(values) for statement in body] for _ in range(rounds)]
+    if lines[-1] == lines[-2]:  # nothing moves: there is nothing to simulate
+        return _loop(rng, tokens)
+    asked = rng.randrange(size)
+    name = body[asked].name
+    question = f"{given}; loop {rounds}: {' '.join(map(str, body))}; {name}"
+    labels = [f"{left}: " for left in range(rounds, 0, -1)]
+    if rng.random() < 0.5:
+        back = rng.randint(2, rounds)
+        told = lines[rounds - back][: asked + 1]
+        return Draft(
+            question=f"{question} at {back}?",
+            labels=labels,
+            lines=lines,
+            asked=[name],
+            loose=set(),
+            last=lambda found: f"{back}: {' '.join(map(str, told))}",
+            answer=lambda found: told[-1].result,
+        )
+    later = {n for statement in body[asked + 1 :] for n in (statement.x, statement.y)}
     return Draft(
-        question=f"{start}; loop {count}: {text}; {asked}?",
-        labels=[f"{left}: " for left in range(count, 0, -1)],
+        question=f"{question}?",
+        labels=labels,
         lines=lines,
-        asked=[asked],
-        loose=set() if any(asked in expression for expression in after) else {asked},
-        last=lambda found: f"{asked}={found[asked]}",
-        answer=lambda found: found[asked],
+        asked=[name],
+        loose={name} - later,
+        last=lambda found: f"{name}={found[name]}",
+        answer=lambda found: found[name],
     )
 
 
 def _ledger(rng: Random, tokens: int) -> Draft:
     given = rng.randint(1, 3)
-    count = max(given + 1, min(26, round((tokens - 12) / 12.5 + given * 0.6)))
-    names = rng.sample("abcdefghijklmnopqrstuvwxyz", count)
+    count = max(given + 1, min(26, round((tokens - 12) / 11.5 + given * 0.6)))
+    names = rng.sample(LETTERS, count)
     values: dict[str, int] = {}
-    lines, entries, used = [], [], set()
+    entries, lines, used = [], [], set()
     for index, name in enumerate(names):
         if index < given:
             values[name] = rng.randint(0, 9)
@@ -185,10 +217,10 @@ def _ledger(rng: Random, tokens: int) -> Draft:
             lines.append([Line(name, f"{name}=", str(values[name]))])
             continue
         near = names[:index] if rng.random() < FAR else names[max(0, index - 3) : index]
-        expression = _expression(rng, near, near)
-        used |= {expression[0], expression[2]}
-        entries.append(f"{name}={''.join(expression)}")
-        lines.append([_assign(name, expression, values)])
+        statement = _statement(rng, near, name)
+        used |= {statement.x, statement.y}
+        entries.append(str(statement))
+        lines.append([statement.run(values)])
     asked = rng.sample(names, min(count, rng.randint(1, 4)))
     return Draft(
         question=f"{' '.join(entries)}; {' '.join(asked)}?",
@@ -196,32 +228,36 @@ def _ledger(rng: Random, tokens: int) -> Draft:
         lines=lines,
         asked=asked,
         loose=set(asked) - used,
-        last=lambda found: " ".join(f"{name}={found[name]}" for name in asked),
+        last=lambda found: _values(asked, found),
         answer=lambda found: " ".join(found[name] for name in asked),
     )
 
 
 def _sum(rng: Random, tokens: int) -> Draft:
-    count = max(2, min(26, round(tokens / 14)))
-    names = rng.sample("abcdefghijklmnopqrstuvwxyz", count)
+    count = max(2, min(26, round((tokens - 10) / 14)))
+    names = rng.sample(LETTERS, count)
     columns, lines, carry = [], [], 0
     for name in names:
         x, y = rng.randint(0, 9), rng.randint(0, 9)
         columns.append(f"{name}:{x}+{y}")
         total = x + y + carry
-        work = f"{name}:{x}+{y}+{carry}={total // 10}"
+        work = f"{name}:{x}+{y}+{carry}>{total // 10} {name}="
         carry = total // 10
         lines.append([Line(name, work, str(total % 10))])
-    top = str(carry)
+    asked = rng.sample(names, min(count, rng.randint(1, 4)))
     return Draft(
-        question=f"sum {' '.join(columns)}",
+        question=f"sum {' '.join(columns)}; {' '.join(asked)}?",
         labels=[""] * count,
         lines=lines,
-        asked=names,
-        loose=set(names),
-        last=lambda found: " ".join(f"{name}{found[name]}" for name in names) + f" {top}",
-        answer=lambda found: "".join(found[name] for name in names) + top,
+        asked=asked,
+        loose=set(asked),
+        last=lambda found: _values(asked, found),
+        answer=lambda found: " ".join(found[name] for name in asked),
     )
+
+
+def _values(names: list[str], found: dict[str, str]) -> str:
+    return " ".join(f"{name}={found[name]}" for name in names)
 
 
 KINDS: dict[str, Callable[[Random, int], Draft]] = {"loop": _loop, "ledger": _ledger, "sum": _sum}

@@ -1,63 +1,83 @@
 """What the abacus's questions mean: their answers, worked out from the text alone.
 
-loop    "a=3 b=5; loop 2: a=a+b b=b*3; b?"  the body runs that often, modulo 10
-ledger  "k=4 d=k+3 m=d-k; d k?"             entries modulo 10; the values asked for, in order
-sum     "sum a:4+7 b:8+6"                   by columns, the lowest first, as the answer is
+All is of single digits, modulo 10; "a+b>c" gives a + b to c.
+
+    loop    "a=3 b=5; loop 2: a+b>a b*3>b; b?"  the statements run that often; "b at 2?" is b's value
+                                                at the end of the round with 2 left, itself counted
+    ledger  "k=4 k+3>d d-k>m; m k?"             the values of the names, in the order asked
+    sum     "sum a:4+7 b:8+6; b a?"             by columns, the lowest first: digits of the sum
 """
 
 from __future__ import annotations
 
 import re
 
-FORMS = "'a=3 b=5; loop 2: a=a+b b=b*3; b?', 'k=4 d=k+3; d k?' or 'sum a:4+7 b:8+6'"
+FORMS = "'a=3 b=5; loop 2: a+b>a b*3>b; b?', 'k=4 k+3>d; d k?' or 'sum a:4+7 b:8+6; b a?'"
 
 _LOOP = re.compile(
-    r"(?P<given>[^;:]+); loop (?P<times>\d{1,2}): (?P<body>[^;:]+); (?P<asked>[a-z])\?"
+    r"(?P<given>[^;:]+); loop (?P<rounds>[1-9]\d?): (?P<body>[^;:]+); "
+    r"(?P<asked>[a-z])(?: at (?P<at>[1-9]\d?))?\?"
 )
+_SUM = re.compile(r"sum (?P<columns>[a-z]:\d\+\d(?: [a-z]:\d\+\d)*); (?P<asked>[a-z](?: [a-z])*)\?")
 _LEDGER = re.compile(r"(?P<entries>[^;:]+); (?P<asked>[a-z](?: [a-z])*)\?")
-_SUM = re.compile(r"sum (?P<columns>[a-z]:\d\+\d(?: [a-z]:\d\+\d)*)")
-_ASSIGNMENT = re.compile(r"(?P<name>[a-z])=(?P<x>[a-z0-9])(?:(?P<sign>[-+*])(?P<y>[a-z0-9]))?")
+_GIVEN = re.compile(r"(?P<name>[a-z])=(?P<x>\d)")
+_STATEMENT = re.compile(r"(?P<x>[a-z0-9])(?P<sign>[-+*])(?P<y>[a-z0-9])>(?P<name>[a-z])")
+
+Values = dict[str, int]
 
 
 def answer_of(question: str) -> str:
     """The exact answer. ValueError: not in the notation, or a name without a value."""
     if loop := _LOOP.fullmatch(question):
-        values = _run(loop["given"], {})
-        for _ in range(int(loop["times"])):
-            _run(loop["body"], values)
-        return _value(loop["asked"], values)
-    if ledger := _LEDGER.fullmatch(question):
-        values = _run(ledger["entries"], {})
-        return " ".join(_value(name, values) for name in ledger["asked"].split())
+        return _loop(loop)
     if columns := _SUM.fullmatch(question):
-        return _sum(columns["columns"].split())
+        return _told(columns["asked"], _sum(columns["columns"].split()))
+    if ledger := _LEDGER.fullmatch(question):
+        return _told(ledger["asked"], _run(ledger["entries"], {}))
     raise ValueError(f"{question!r} isn't a question that the abacus knows: {FORMS}")
 
 
-def _run(text: str, values: dict[str, str]) -> dict[str, str]:
-    """Assignments, one after the other, into `values`."""
+def _loop(loop: re.Match[str]) -> str:
+    rounds, at = int(loop["rounds"]), int(loop["at"] or 1)
+    if at > rounds:
+        raise ValueError(f"the loop has {rounds} rounds: {loop['asked']} at {at} isn't one of them")
+    values = _run(loop["given"], {})
+    for _ in range(rounds - at + 1):
+        _run(loop["body"], values)
+    return _told(loop["asked"], values)
+
+
+def _run(text: str, values: Values) -> Values:
+    """Statements, one after the other, into `values`."""
     for part in text.split(" "):
-        assignment = _ASSIGNMENT.fullmatch(part)
-        if assignment is None:
-            raise ValueError(f"{part!r} isn't an assignment of single digits, such as a=b+3")
-        x, y = (_value(assignment[side] or "0", values) for side in ("x", "y"))
-        values[assignment["name"]] = _compute(int(x), assignment["sign"] or "+", int(y))
+        if given := _GIVEN.fullmatch(part):
+            values[given["name"]] = int(given["x"])
+        elif statement := _STATEMENT.fullmatch(part):
+            x, y = (_value(statement[side], values) for side in ("x", "y"))
+            values[statement["name"]] = _compute(x, statement["sign"], y)
+        else:
+            raise ValueError(f"{part!r} is no statement of single digits, such as a=3 or a+b>c")
     return values
 
 
-def _compute(x: int, sign: str, y: int) -> str:
-    return str({"+": x + y, "-": x - y, "*": x * y}[sign] % 10)
+def _compute(x: int, sign: str, y: int) -> int:
+    return {"+": x + y, "-": x - y, "*": x * y}[sign] % 10
 
 
-def _value(name: str, values: dict[str, str]) -> str:
-    if not name.isdigit() and name not in values:
+def _value(name: str, values: Values) -> int:
+    if name.isdigit():
+        return int(name)
+    if name not in values:
         raise ValueError(f"{name} is used before it has a value")
-    return values.get(name, name)
+    return values[name]
 
 
-def _sum(columns: list[str]) -> str:
-    digits, carry = "", 0
+def _sum(columns: list[str]) -> Values:
+    digits, carry = {}, 0
     for column in columns:
-        total = int(column[2]) + int(column[4]) + carry
-        digits, carry = digits + str(total % 10), total // 10
-    return digits + str(carry)
+        carry, digits[column[0]] = divmod(int(column[2]) + int(column[4]) + carry, 10)
+    return digits
+
+
+def _told(asked: str, values: Values) -> str:
+    return " ".join(str(_value(name, values)) for name in asked.split())

@@ -3,8 +3,7 @@
 Symmetric, with a scale for each block of 16 inputs: the block's greatest magnitude is the greatest
 level. A block's scale follows its own outlier only, and 16 inputs are what NVFP4's weights share a
 scale over, so nothing more is summed apart for it. The step of eight bits is 1 / 254 of the block's
-range, that of sixteen 1 / 65,024. What either costs in answers isn't measured yet, and no config
-asks for it: `LinearSpec.activation_bits` is 0 in all of them.
+range, that of sixteen 1 / 65,024.
 """
 
 from __future__ import annotations

@@ -68,11 +68,14 @@ class Decoder:
         device: torch.device | str,
         prefer: Sequence[str] = (),
         weights: WeightFormat = WEIGHT_FORMATS["float"],
+        activation_bits: int = 0,
     ) -> Decoder:
         """`dtype` (of activations) float32 or bfloat16; `prefer` names linear backends to ask
         first. Matrices that the file has in NVFP4 stay as they are, whatever `weights`.
+        `activation_bits`: 8 or 16 where integer weights multiply rounded activations.
         """
-        return _Loader(checkpoint, dtype, torch.device(device), prefer, weights).decoder()
+        loader = _Loader(checkpoint, dtype, torch.device(device), prefer, weights, activation_bits)
+        return loader.decoder()
 
     def forward(self, ids: Tensor, ctx: StepContext) -> Tensor:
         """ids [T] int64 -> final-normed hidden states [T, E]."""
@@ -94,6 +97,7 @@ class _Loader:
         device: torch.device,
         prefer: Sequence[str],
         weights: WeightFormat,
+        activation_bits: int,
     ) -> None:
         if dtype not in (torch.float32, torch.bfloat16):
             raise ValueError(f"dtype must be torch.float32 or torch.bfloat16, not {dtype}")
@@ -103,6 +107,7 @@ class _Loader:
         self.device = device
         self.prefer = prefer
         self.weights = weights
+        self.activation_bits = activation_bits
         self.sizes: list[int] = []  # bytes of each tensor
 
     def decoder(self) -> Decoder:
@@ -135,7 +140,7 @@ class _Loader:
         a tied head shares if it is held in the same dtype."""
         tied = self.config.tied_embeddings
         parts = self._parts({name if tied else "lm_head.weight": shape}, None, self.weights.head)
-        head = Stored(parts, self.dtype, self.prefer)
+        head = self._stored(parts)
         if self.device.type == "cpu":
             return self.checkpoint.rows(name, shape), head
         if tied and isinstance(parts, DenseParts) and parts.weight.dtype == self.dtype:
@@ -160,7 +165,11 @@ class _Loader:
         shapes = {f"{prefix}{n}.weight": (out, ins) for n, out in outs.items()}
         whole = torch.cat(biases).to(self.dtype) if bias else None
         parts = self._parts(shapes, whole, self.weights.layers)
-        return Stored(parts, self.dtype, self.prefer, gated=gated)
+        return self._stored(parts, gated=gated)
+
+    def _stored(self, parts: Parts, *, gated: bool = False) -> Stored:
+        bits = self.activation_bits
+        return Stored(parts, self.dtype, self.prefer, gated=gated, activation_bits=bits)
 
     def _parts(
         self, shapes: dict[str, tuple[int, int]], bias: Tensor | None, store: Store

@@ -103,3 +103,7 @@ WEIGHT_FORMATS: Mapping[str, WeightFormat] = {
 The head is read whole for every token, and on small models it is a fifth to a third of all bytes:
 hence int8 beside NVFP4, where its loss is far below that of the layers.
 """
+
+ACTIVATIONS: Mapping[str, int] = {"float": 0, "int16": 16, "int8": 8}
+"""What `ModelSpec.activations` may name -> bits that activations are rounded to (0: not) before
+they meet integer weights."""

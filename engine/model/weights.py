@@ -45,10 +45,17 @@ class Stored:
     """
 
     def __init__(
-        self, parts: Parts, dtype: torch.dtype, prefer: Sequence[str] = (), *, gated: bool = False
+        self,
+        parts: Parts,
+        dtype: torch.dtype,
+        prefer: Sequence[str] = (),
+        *,
+        gated: bool = False,
+        activation_bits: int = 0,
     ) -> None:
-        """`parts` on the device that they are to run on; `dtype` is that of activations. `gated`:
-        gates, then what they gate; an output is a pair of them (see `linear.swiglu`)."""
+        """`parts` on the device that they are to run on; `dtype` is that of activations, which are
+        rounded first where `activation_bits` says so (see `LinearSpec`). `gated`: gates, then what
+        they gate; an output is a pair of them (see `linear.swiglu`)."""
         self.out_features, self.in_features = parts.shape
         self.out_features //= 1 + gated
         self.nbytes = nbytes(parts)
@@ -56,7 +63,9 @@ class Stored:
         self._dtype = dtype
         self._prefer = prefer
         self._gated = gated
-        spec = LinearSpec(parts[0].device.type, dtype, format_of(parts, dtype), gated)
+        self._bits = activation_bits
+        kind = format_of(parts, dtype)
+        spec = LinearSpec(parts[0].device.type, dtype, kind, gated, activation_bits)
         self.linear: Linear = select(LINEAR, spec, prefer).build(spec, parts)
 
     def matmul(self, x: Tensor) -> Tensor:
@@ -71,4 +80,6 @@ class Stored:
         return self._like(self.linear.parts().take_in(cols))
 
     def _like(self, parts: Parts) -> Stored:
-        return Stored(parts, self._dtype, self._prefer, gated=self._gated)
+        return Stored(
+            parts, self._dtype, self._prefer, gated=self._gated, activation_bits=self._bits
+        )

@@ -113,8 +113,9 @@ def test_refused_in_words(weight: Tensor, bits: int, group: int, words: str) -> 
         round_to_nearest(weight, bits, group)
 
 
-def load(folder: Path, weights: str) -> Decoder:
-    return load_model("main", ModelSpec(str(folder), device="cpu", weights=weights), ()).decoder
+def load(folder: Path, weights: str, activations: str = "float") -> Decoder:
+    spec = ModelSpec(str(folder), device="cpu", weights=weights, activations=activations)
+    return load_model("main", spec, ()).decoder
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "mistral"])  # biases; norms; an untied head
@@ -211,3 +212,20 @@ def test_a_width_that_nvfp4_cannot_hold_is_refused_by_name(tmp_path: Path) -> No
     folder = write_folder(tmp_path / "model", checkpoint.config, checkpoint.tensors)
     with pytest.raises(ValueError, match=r"mlp.down_proj.weight: NVFP4 takes 16 .* has 136 inputs"):
         load(folder, "nvfp4")
+
+
+@pytest.mark.parametrize("weights", ["int8", "nvfp4"])
+def test_more_bits_of_activations_are_nearer(weights: str, tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint("qwen2", intermediate_size=144)
+    folder = write_folder(tmp_path / "model", checkpoint.config, checkpoint.tensors)
+    ids = random_ids(30)
+    exact = alone(load(folder, weights), ids)
+    errors = [(alone(load(folder, weights, name), ids) - exact).std() for name in ("int16", "int8")]
+    assert 0 < 20 * errors[0] < errors[1] < 0.1 * exact.std()
+
+
+def test_rounded_activations_want_integer_weights(tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint("llama")
+    folder = write_folder(tmp_path / "model", checkpoint.config, checkpoint.tensors)
+    with pytest.raises(ValueError, match="activations='int8' needs weights int8 or nvfp4, not 'bf"):
+        load(folder, "bf16", "int8")
