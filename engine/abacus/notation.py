@@ -2,8 +2,8 @@
 
 All is of single digits, modulo 10; "a+b>c" gives a + b to c.
 
-    loop    "a=3 b=5; loop 2: a+b>a b*3>b; b?"  the statements run that often; "b at 2?" is b's value
-                                                at the end of the round with 2 left, itself counted
+    loop    "a=3 b=5; loop 2: a+b>a b*3>b; b?"  the statements run that often; "b at 2?" is b at the
+                                                end of the round that is 2nd from the last
     ledger  "k=4 k+3>d d-k>m; m k?"             the values of the names, in the order asked
     sum     "sum a:4+7 b:8+6; b a?"             by columns, the lowest first: digits of the sum
 """
