@@ -36,9 +36,10 @@ def load(model: str) -> Any:
     from transformers import AutoModelForCausalLM
 
     where = abacus.folder(model) if model in abacus.NAMES else model
-    return AutoModelForCausalLM.from_pretrained(
+    peer: Any = AutoModelForCausalLM.from_pretrained(
         where, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    )
+    return peer.eval()
 
 
 @torch.inference_mode()
@@ -62,10 +63,10 @@ def forced(peer: Any, answer: Answer) -> Tensor:
     return torch.log_softmax(logits, -1)
 
 
-def measure_model(model: str, args: argparse.Namespace) -> dict[str, Any]:
-    problems = TASK.make(ABACUS, args.limit, args.seed)
+def measure_model(model: str, *, limit: int, seed: int, threads: int | None) -> dict[str, Any]:
+    problems = TASK.make(ABACUS, limit, seed)
     most = limit_for(TASK.max_tokens)
-    with engine_of(model, args.threads) as engine:
+    with engine_of(model, threads) as engine:
         greedy, sampled = (
             ask(engine, problems, max_tokens=most, temperature=temperature, logprobs=0)
             for temperature in (0.0, 0.6)
@@ -94,7 +95,8 @@ def measure_model(model: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    found = {model: measure_model(model, args) for model in args.models}
+    options = {"limit": args.limit, "seed": args.seed, "threads": args.threads}
+    found = {model: measure_model(model, **options) for model in args.models}
     names = [name.replace("_", " ") for name in next(iter(found.values()))]
     rows = [[model, *map(_short, result.values())] for model, result in found.items()]
     print(markdown(["model", *names], rows))

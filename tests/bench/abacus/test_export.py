@@ -48,7 +48,9 @@ def tokens() -> list[int]:
 
 @torch.no_grad()
 def own_logits(network: Network, tokens: list[int]) -> Tensor:
-    return network(torch.tensor([tokens]), torch.ones(1, len(tokens), dtype=torch.bool))  # [T, V]
+    every = torch.ones(1, len(tokens), dtype=torch.bool)
+    logits: Tensor = network(torch.tensor([tokens]), every)  # [T, V]
+    return logits
 
 
 def test_the_engine_computes_the_same(network: Network, folder: Path, tokens: list[int]) -> None:
