@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
 FAR = 0.5
 TRIES = 1000  # before a length is given up
 BLANK = "\n\n"
@@ -106,8 +107,8 @@ def sample(rng: Random, kind: str | None, least: int, most: int, habits: Habits 
 
 
 def tokens_of(text: str) -> int:
-    """Characters are tokens; a blank line is one."""
-    return len(text) - text.count(BLANK)
+    """Characters are tokens, and so are a blank line and a name with its equals sign."""
+    return len(text) - text.count(BLANK) - text.count("=")
 
 
 def _finish(rng: Random, kind: str, draft: Draft, habits: Habits) -> Problem:
@@ -163,12 +164,9 @@ def _statement(rng: Random, names: list[str], target: str) -> Statement:
     return Statement(rng.choice(names), sign, str(rng.randint(1, 9)), target)
 
 
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
-
-
 def _loop(rng: Random, tokens: int) -> Draft:
-    size = rng.choice([size for size in (1, 2, 3, 4) if size == 1 or size * 24 <= tokens])
-    rounds = max(2, min(99, round(tokens / (size * 11.5 + 3))))
+    size = rng.choice([size for size in (1, 2, 3, 4) if size == 1 or size * 20 <= tokens])
+    rounds = max(2, min(99, round(tokens / (size * 8.7 + 3))))
     names = rng.sample(LETTERS, rng.randint(max(2, size), 5))
     values = {name: rng.randint(0, 9) for name in names}
     given = " ".join(f"{name}={value}" for name, value in values.items())
@@ -206,7 +204,7 @@ def _loop(rng: Random, tokens: int) -> Draft:
 
 def _ledger(rng: Random, tokens: int) -> Draft:
     given = rng.randint(1, 3)
-    count = max(given + 1, min(26, round((tokens - 12) / 11.5 + given * 0.6)))
+    count = max(given + 1, min(26, round((tokens - 8) / 8.7 + given * 0.6)))
     names = rng.sample(LETTERS, count)
     values: dict[str, int] = {}
     entries, lines, used = [], [], set()
@@ -234,7 +232,7 @@ def _ledger(rng: Random, tokens: int) -> Draft:
 
 
 def _sum(rng: Random, tokens: int) -> Draft:
-    count = max(2, min(26, round((tokens - 10) / 14)))
+    count = max(2, min(26, round((tokens - 8) / 13)))
     names = rng.sample(LETTERS, count)
     columns, lines, carry = [], [], 0
     for name in names:

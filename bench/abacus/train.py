@@ -30,11 +30,11 @@ from bench.abacus.network import Network, Shape
 from bench.abacus.problems import PLAIN, Habits, sample
 from bench.abacus.vocabulary import Example, build, example
 
-BATCHES = 32  # of a pool
-BATCH_TOKENS = 8192
+BATCHES = 64  # of a pool
+BATCH_TOKENS = 4096
 LEAST, MOST = 50, 400  # tokens of a chain
 HABITS = Habits(checks=0.4, slips=0.1)
-VOCABULARY = 264  # the tokenizer's 262, in multiples of 8
+VOCABULARY = 288  # the tokenizer's
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Recipe:
 
 
 RECIPES = {
-    "abacus": Recipe(Shape(VOCABULARY, 4, 256, 512, 4, 2, 64), pools=100),
+    "abacus": Recipe(Shape(VOCABULARY, 4, 256, 512, 4, 2, 64), pools=90),
     "abacus-small": Recipe(Shape(VOCABULARY, 4, 64, 192, 4, 2, 32), pools=70, seed=1),
 }
 

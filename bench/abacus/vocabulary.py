@@ -1,4 +1,4 @@
-"""The pair's tokenizer and chat template: bytes, a blank line, and the markers of Qwen3's chat."""
+"""The pair's tokenizer and chat template: bytes, few merges, and the markers of Qwen3's chat."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from bench.abacus.problems import Problem
+from bench.abacus.problems import LETTERS, Problem
 
 END = "<|im_end|>"
 MARKERS = ("<|endoftext|>", "<|im_start|>", END)
@@ -31,13 +31,13 @@ TEMPLATE = (
 
 
 def build() -> Tokenizer:
-    """Byte-level BPE with one merge, that of two newlines."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    newline = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(
-        "\n"
-    )[0][0]
-    vocabulary = {token: index for index, token in enumerate([*letters, 2 * newline])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[(newline, newline)]))
+    """Byte-level BPE with few merges: a blank line, and every name with its equals sign, so that a
+    value follows the one token that it is recalled by."""
+    newline = "\u010a"  # in the alphabet of bytes
+    merges = [(newline, newline), *((name, "=") for name in LETTERS)]
+    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in merges)]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in MARKERS])
