@@ -33,47 +33,42 @@ from engine import Engine, SamplingParams
 TASK = Abacus()
 ANSWER_TOKENS = 64
 
-Change = Callable[[str, Random], str]
+Chain = list[str]
+"""The texts of its tokens."""
+
+Change = Callable[[Chain, Random], Chain]
 
 
-def _last_cut(chain: str, _: Random) -> str:
+def _last_cut(chain: Chain, _: Random) -> Chain:
     """Without the last thought, which states the answer."""
-    return chain.rpartition(BLANK)[0]
+    ends = [index for index, token in enumerate(chain) if token == BLANK]
+    return chain[: ends[-1]] if ends else []
 
 
-def _half(chain: str, _: Random) -> str:
-    return chain[: len(chain) // 2]
-
-
-def _shuffled_thoughts(chain: str, rng: Random) -> str:
-    thoughts = chain.split(BLANK)
-    return BLANK.join(rng.sample(thoughts, len(thoughts)))
-
-
-def _shuffled(chain: str, rng: Random) -> str:
-    """A character is a token, and so is a blank line."""
-    tokens = list(chain.replace(BLANK, "\0"))
-    return "".join(rng.sample(tokens, len(tokens))).replace("\0", BLANK)
+def _shuffled_thoughts(chain: Chain, rng: Random) -> Chain:
+    thoughts = "".join(chain).split(BLANK)
+    return [BLANK.join(rng.sample(thoughts, len(thoughts)))]
 
 
 CHANGES: dict[str, Change] = {
     "whole": lambda chain, _: chain,
     "without its last thought": _last_cut,
-    "first half": _half,
-    "none": lambda chain, _: "",
+    "first half": lambda chain, _: chain[: len(chain) // 2],
+    "none": lambda chain, _: [],
     "thoughts shuffled": _shuffled_thoughts,
-    "tokens shuffled": _shuffled,
+    "tokens shuffled": lambda chain, rng: rng.sample(chain, len(chain)),
 }
 
 
 def answers_behind(engine: Engine, answers: list[Answer], change: Change) -> list[bool]:
     """Whether each is right when its chain is changed."""
-    encode = engine.tokenizer.encode
+    tokenizer = engine.tokenizer
     asked: list[list[int]] = []
     for index, answer in enumerate(answers):
-        chain = change(answer.choice.thinking.strip("\n"), Random(index))
-        text = f"<think>\n{chain}\n</think>\n\n"
-        asked.append([*answer.prompt, *encode(text, add_special=False)])
+        ids = tokenizer.encode(answer.choice.thinking.strip("\n"), add_special=False)
+        chain = change([tokenizer.decode([token]) for token in ids], Random(index))
+        text = f"<think>\n{''.join(chain)}\n</think>\n\n"
+        asked.append([*answer.prompt, *tokenizer.encode(text, add_special=False)])
     outputs = engine.generate(asked, SamplingParams(max_tokens=ANSWER_TOKENS, temperature=0.0))
     return [
         exact(output.text, answer.problem).verdict == "right"

@@ -13,12 +13,12 @@ from bench.abacus import card, package
 from bench.abacus.export import write_folder
 from bench.abacus.network import Network, Shape
 from bench.abacus.problems import sample
-from bench.abacus.train import Recipe, Trainer
+from bench.abacus.train import VOCABULARY, Recipe, Trainer
 from bench.abacus.vocabulary import build, example
 from engine import Engine, SamplingParams, abacus
 from engine.model.tokenizer import tokenizer_from_folder
 
-SHAPE = Shape(264, 2, 64, 128, 4, 2, 32)
+SHAPE = Shape(VOCABULARY, 2, 64, 128, 4, 2, 32)
 
 
 @pytest.fixture(scope="module")
