@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3
 PY := $(VENV)/bin/python
 
-.PHONY: demo setup fmt lint type test bench native peers size ci
+.PHONY: demo setup fmt lint type test bench abacus abacus-package native peers size ci
 
 $(VENV)/.run: pyproject.toml
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -14,9 +14,8 @@ $(VENV)/.dev: $(VENV)/.run
 	$(PY) -m pip install -q --disable-pip-version-check -e '.[dev]'
 	touch $@
 
-demo: $(VENV)/.run  ## generate an answer with the packaged model
-	$(VENV)/bin/taut generate --model smollm2 --chat --temperature 0 --max-tokens 48 \
-	  "What is the capital of France? Answer in one sentence."
+demo: $(VENV)/.run  ## watch the packaged model think
+	$(VENV)/bin/taut demo
 
 setup: $(VENV)/.dev  ## the environment that all other targets use
 
@@ -36,6 +35,12 @@ test: setup
 
 bench: setup  ## a smoke run; figures for bench/LOG.md come from the commands written there
 	$(PY) -m bench.throughput --model smollm2 --num-prompts 4 --input-len 16 --output-len 16
+
+abacus: setup  ## train the packaged pair into build/abacus; goes on where it was stopped
+	$(PY) -m bench.abacus.train
+
+abacus-package: setup  ## put what was trained into the engine's package, with model cards
+	$(PY) -m bench.abacus.package
 
 peers: setup  ## other engines, for `python -m bench.race`; PEERS="llamacpp openvino" for some
 	$(PY) -m bench.peers.install $(PEERS)

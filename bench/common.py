@@ -128,8 +128,8 @@ def make_engine(args: argparse.Namespace) -> Engine:
     """The engine that the options describe; what isn't given is the engine's own default."""
     policy = None if args.kv_policy is None else policy_from_text(args.kv_policy)
     kv = KVSpec(policy=policy, budget_tokens=args.kv_budget, window=args.kv_window)
-    limits = {"max_num_seqs": args.max_num_seqs, "max_batched_tokens": args.max_batched_tokens}
-    given = {name: value for name, value in limits.items() if value is not None}
+    names = ("threads", "max_num_seqs", "max_batched_tokens")
+    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     spec = ModelSpec(
         args.model, dtype=args.dtype, kv=kv, weights=args.weights, activations=args.activations
     )

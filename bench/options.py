@@ -17,6 +17,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--activations", default="float", help="int16 or int8: rounded, under int8 or nvfp4 weights"
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, help="all CPUs of the process without it")
     parser.add_argument("--max-num-seqs", type=int)
     parser.add_argument("--max-batched-tokens", type=int)
     parser.add_argument("--kv-policy", help="such as 'snapkv(recent=16)'; all is kept without it")

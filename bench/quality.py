@@ -34,8 +34,8 @@ from bench.evaluation.summary import summarise
 from bench.options import add_engine_options
 from engine.request import SamplingParams
 
-ENGINE_OPTIONS = ["dtype", "weights", "activations", "max_num_seqs", "max_batched_tokens"]
-ENGINE_OPTIONS += ["kv_policy", "kv_budget", "kv_window"]
+ENGINE_OPTIONS = ["dtype", "weights", "activations", "threads", "max_num_seqs"]
+ENGINE_OPTIONS += ["max_batched_tokens", "kv_policy", "kv_budget", "kv_window"]
 SERVER_OPTIONS = ["concurrency", "timeout", "tokenizer", "api_key_env"]
 
 
@@ -50,7 +50,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--task",
         action="append",
         required=True,
-        help="gsm8k, math, or reasoning-gym:NAME; several, each with its --problems",
+        help="gsm8k, math, abacus or reasoning-gym:NAME; several, each with its --problems",
     )
     asked.add_argument(
         "--problems",
@@ -65,7 +65,10 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         type=int,
         help="problems from the beginning of each task; once for all tasks, or once a task",
     )
-    asked.add_argument("--instruction", help="instead of: reason step by step, answer in \\boxed{}")
+    asked.add_argument(
+        "--instruction",
+        help="instead of the task's own, mostly: reason step by step, answer in \\boxed{}",
+    )
     asked.add_argument("--system", help="a system message")
     drawn = parser.add_argument_group("how it is sampled")
     drawn.add_argument("--max-tokens", type=int, default=1024)

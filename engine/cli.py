@@ -1,4 +1,4 @@
-"""The command `taut`: generate, chat, quantize, info."""
+"""The command `taut`: generate, chat, demo, quantize, info."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[
     2
 ]  # ClickException; some typers bring their own click
 
-DEFAULT_MODEL = "smollm2"
+DEFAULT_MODEL = "abacus"
 
 Model = Annotated[
     str, typer.Option(help="A packaged name, a Hugging Face folder, a GGUF file or a hub id.")
@@ -56,8 +56,13 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what the eng
 def generate(
     prompts: Annotated[list[str], typer.Argument(metavar="PROMPTS", help="Texts; - reads stdin.")],
     model: Model = DEFAULT_MODEL,
-    chat: Annotated[bool, typer.Option("--chat", help="Apply the chat template.")] = False,
-    max_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 256,
+    chat: Annotated[
+        bool | None,
+        typer.Option(
+            "--chat/--no-chat", help="Ask through the chat template; left out: if there is one."
+        ),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 1024,
     temperature: Temperature = None,
     top_p: TopP = None,
     top_k: TopK = None,
@@ -80,7 +85,7 @@ def generate(
     generation_defaults: Defaults = True,
     verbose: Verbose = False,
 ) -> None:
-    """Continue prompts (or answer them, with --chat).
+    """Answer prompts (or continue them, with --no-chat).
 
     The text goes to stdout as it is made; thinking goes apart: to stderr where stdout is a file or
     a pipe.
@@ -102,10 +107,12 @@ def generate(
         thinking_token_budget=thinking_budget,
     )
     texts = _texts(prompts)
-    asked: list[Any] = [[{"role": "user", "content": t}] if chat else t for t in texts]
     with _engine(
         model, dtype, weights, kv_policy, kv_budget, kv_window, max_model_len, generation_defaults
     ) as engine:
+        if chat is None:
+            chat = engine.tokenizer.chat_template is not None
+        asked: list[Any] = [[{"role": "user", "content": t}] if chat else t for t in texts]
         if len(asked) == 1 and n == 1:
             outputs = [print_stream(engine.stream(asked[0], params))]
         else:
@@ -152,6 +159,36 @@ def chat(
         model, dtype, weights, kv_policy, kv_budget, kv_window, max_model_len, generation_defaults
     ) as engine:
         chat_loop(engine, params, system)
+
+
+@app.command()
+def demo(
+    model: Model = DEFAULT_MODEL,
+    question: Annotated[
+        list[str] | None,
+        typer.Option(metavar="<str>", help="Instead of the packaged ones; repeatable."),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of one answer at most.")] = 1024,
+    dtype: Dtype = "auto",
+    weights: Weights = "float",
+    kv_policy: KVPolicy = None,
+    kv_budget: KVBudget = None,
+    kv_window: KVWindow = 128,
+) -> None:
+    """Watch the packaged model think: no download.
+
+    The options show what cuts cost: --weights rtn3, or --kv-policy sinks_recent --kv-budget 32
+    --kv-window 16.
+    """
+    from engine import abacus
+    from engine.demo import check, show
+    from engine.request import SamplingParams
+
+    questions = question or abacus.questions()
+    check(questions)
+    params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+    with _engine(model, dtype, weights, kv_policy, kv_budget, kv_window, None, True) as engine:
+        show(engine, questions, params)
 
 
 @app.command()
@@ -208,7 +245,10 @@ def _texts(prompts: list[str]) -> list[str]:
     """With stdin for "-", less the newline that ends it."""
     if prompts.count("-") > 1:
         raise ValueError("- stands for stdin, which can be read only once")
-    return [sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt for prompt in prompts]
+    texts = [sys.stdin.read().removesuffix("\n") if p == "-" else p for p in prompts]
+    if "" in texts:
+        raise ValueError("the prompt is empty")
+    return texts
 
 
 def _fail_with_errors(outputs: list[Any]) -> None:

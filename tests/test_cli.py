@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -127,8 +129,28 @@ def test_prompts_from_stdin(taut: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Engine, "stream", listening)
     assert taut("generate", "--max-tokens", "2", "-", stdin="Once\nmore\n").code == 0
-    assert taut("generate", "--max-tokens", "2", "--chat", "Hi").code == 0
-    assert seen == ["Once\nmore", [{"role": "user", "content": "Hi"}]]
+    assert taut("generate", "--max-tokens", "2", "--no-chat", "Hi").code == 0
+    assert seen == [[{"role": "user", "content": "Once\nmore"}], "Hi"]
+
+
+def test_a_model_without_a_template_continues(
+    taut: Run, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare = shutil.copytree(folder, tmp_path / "bare")
+    told = json.loads((bare / "tokenizer_config.json").read_text())
+    del told["chat_template"]
+    (bare / "tokenizer_config.json").write_text(json.dumps(told))
+    seen: list[Any] = []
+    stream = Engine.stream
+
+    def listening(engine: Engine, prompt: Any, params: SamplingParams) -> Iterator[Delta]:
+        seen.append(prompt)
+        return stream(engine, prompt, params)
+
+    monkeypatch.setattr(Engine, "stream", listening)
+    assert taut("generate", "--max-tokens", "2", "Hi", model=str(bare)).code == 0
+    assert seen == ["Hi"]
+    assert "no chat template" in taut("generate", "--chat", "Hi", model=str(bare)).err
 
 
 def test_the_same_seed_writes_the_same(taut: Run) -> None:
@@ -166,6 +188,20 @@ def test_chat_remembers_and_forgets(taut: Run, monkeypatch: pytest.MonkeyPatch) 
     assert "[stopped]" in done.err
     assert "maximum context length" in done.err
     assert "cut at its length limit" in done.err
+
+
+def test_demo_says_what_is_right(taut: Run, says: Callable[[str], None]) -> None:
+    says(" 8\n")
+    asked = ("--question", "a=3 b=5; loop 1: a+b>a; a?", "--question", "k=4 k+3>d; d k?")
+    done = taut("demo", *asked)
+    assert (done.code, done.out) == (0, " 8\n\n" * 2)
+    lines = done.err.splitlines()
+    assert lines[0] == "> a=3 b=5; loop 1: a+b>a; a?"
+    assert lines[1].startswith("right: 4 tokens in ")
+    assert lines[4].startswith("wrong, it is 7 4: 4 tokens in ")
+    done = taut("demo", "--question", "How are you?")
+    assert (done.code, done.out) == (2, "")
+    assert "isn't a question that the abacus knows: 'a=3 b=5;" in done.err
 
 
 def test_info(taut: Run, folder: str) -> None:
@@ -223,7 +259,7 @@ def test_refusals_are_one_line(taut: Run, args: tuple[str, ...], words: str) -> 
 
 def test_unknown_models_and_commands(taut: Run, tmp_path: Path) -> None:
     for model, words in (
-        ("nope", "none of: a packaged model (smollm2"),
+        ("nope", "none of: a packaged model (abacus, "),
         (str(tmp_path), "no config.json"),
         (str(tmp_path / "a.gguf"), "no such file"),
     ):
@@ -270,7 +306,7 @@ def test_help_is_short(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
 
 def test_as_a_process(folder: str) -> None:
     command = [sys.executable, "-m", "engine.cli", "generate", "--model", folder]
-    options = ["--temperature", "0", "--max-tokens", "6", "The quick"]
+    options = ["--no-chat", "--temperature", "0", "--max-tokens", "6", "The quick"]
     done = subprocess.run([*command, *options], capture_output=True, check=True, timeout=120)
     with Engine(folder) as engine:
         params = SamplingParams(temperature=0.0, max_tokens=6)

@@ -38,7 +38,8 @@ class Normalise(Function):
         scale = (squares / x.shape[-1] + eps).rsqrt().to(x.dtype)
         unit = x * scale
         ctx.save_for_backward(unit, scale, weight)
-        return unit * weight
+        out: Tensor = unit * weight
+        return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -57,7 +58,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = Normalise.apply(x, self.weight, self.eps)
+        out: Tensor = Normalise.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
         return out
 
 
@@ -75,6 +76,11 @@ class Rotate(Function):
         return turn(grads[0], cos, -sin), None, None
 
 
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    out: Tensor = Rotate.apply(x, cos, sin)  # type: ignore[no-untyped-call]
+    return out
+
+
 class Attention(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -90,8 +96,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
         batch, length, _ = x.shape
         heads = (batch, length, -1, self.shape.head_dim)
-        q = Rotate.apply(self.q_norm(self.q_proj(x).view(heads)), *angles).transpose(1, 2)
-        k = Rotate.apply(self.k_norm(self.k_proj(x).view(heads)), *angles).transpose(1, 2)
+        q = rotated(self.q_norm(self.q_proj(x).view(heads)), *angles).transpose(1, 2)
+        k = rotated(self.k_norm(self.k_proj(x).view(heads)), *angles).transpose(1, 2)
         v = self.v_proj(x).view(heads).transpose(1, 2)
         group = self.shape.q_heads // self.shape.kv_heads
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
@@ -126,7 +132,8 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), angles)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
 
 
 class Network(nn.Module):
@@ -150,7 +157,8 @@ class Network(nn.Module):
         angles = rotation(self.shape, x)
         for layer in self.layers:
             x = layer(x, angles)
-        return self.norm(x)[chosen] @ self.embed_tokens.weight.T
+        logits: Tensor = self.norm(x)[chosen] @ self.embed_tokens.weight.T
+        return logits
 
 
 def rotation(shape: Shape, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 FAR = 0.5
+TRIES = 1000  # before a length is given up
 BLANK = "\n\n"
 
 
@@ -96,12 +97,13 @@ class Draft:
 
 def sample(rng: Random, kind: str | None, least: int, most: int, habits: Habits = PLAIN) -> Problem:
     """A problem of a kind (None: of the default mix) with `least` to `most` tokens of chain,
-    re-checks and slips not counted."""
-    while True:
+    re-checks and slips not counted. ValueError: a length that the kind doesn't have."""
+    for _ in range(TRIES):
         chosen = kind or rng.choices(list(MIX), list(MIX.values()))[0]
         draft = KINDS[chosen](rng, rng.randint(least, most))
         if least <= tokens_of(_finish(rng, chosen, draft, PLAIN).chain) <= most:
             return _finish(rng, chosen, draft, habits)
+    raise ValueError(f"found no {kind or 'such'} problem with {least} to {most} tokens of chain")
 
 
 def tokens_of(text: str) -> int:

@@ -1,7 +1,7 @@
 r"""Verdicts on answers: pure functions of a text and its problem, run by `grading.Grading`.
 
-What is graded is the last `\boxed{...}` that is closed and isn't blank; a text without one is
-`unanswered`. What fails raises, and the caller says `grader_error`.
+What is graded is the last `\boxed{...}` that is closed and isn't blank (of `exact`, the whole
+text); without one it is `unanswered`. What fails raises, and the caller says `grader_error`.
 """
 
 from __future__ import annotations
@@ -227,7 +227,23 @@ def _scorer(name: str, params: str) -> Callable[[str, Mapping[str, Any]], float]
     return dataset.score_answer  # type: ignore[no-any-return]
 
 
-GRADERS: dict[str, Grader] = {"number": number, "math": math, "reasoning-gym": reasoning_gym}
+# -- exact -----------------------------------------------------------------------------------------
+
+
+def exact(text: str, problem: Problem) -> Verdicted:
+    """Right iff the whole answer, without the space around it, is the expected one."""
+    answer = text.strip()
+    if not answer:
+        return Verdicted("unanswered", None)
+    return _verdict(answer == problem.answer, answer)
+
+
+GRADERS: dict[str, Grader] = {
+    "number": number,
+    "math": math,
+    "reasoning-gym": reasoning_gym,
+    "exact": exact,
+}
 
 
 def grade(text: str, problem: Problem) -> Verdicted:

@@ -8,31 +8,34 @@ optionally followed by a configuration and a split: `openai/gsm8k@main:test`. Al
 from __future__ import annotations
 
 import ast
-import dataclasses
-import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+from bench.abacus.task import ABACUS, Abacus
 from bench.evaluation.graders import extract_boxed, read_number
+from bench.evaluation.gym import GYM, Gym
 from bench.evaluation.records import Problem
 
 GRADER = {"gsm8k": "number", "math": "math"}
 """The tasks that are read from a source, with their grader."""
 
-_GYM = "reasoning-gym"
-_NONSENSE = "bananas"  # no problem's answer
-_SETTINGS = ("seed", "size")  # of every generator, and ours to set
+
+class Generator(Protocol):
+    """Makes problems."""
+
+    def make(self, task: str, limit: int, seed: int) -> list[Problem]:
+        """The first `limit` of a seed. ValueError: none can be made so."""
+        ...
 
 
 class Task(NamedTuple):
     """A task's parsed name."""
 
     name: str  # as it was written: what samples and tables call it
-    generator: str | None  # None: read from a source
-    params: Mapping[str, Any]
+    generator: Generator | None  # None: read from a source
 
 
 class Row(NamedTuple):
@@ -44,17 +47,18 @@ class Row(NamedTuple):
 
 
 def parse_task(text: str) -> Task:
-    """`gsm8k`, `math`, `reasoning-gym:NAME` or `reasoning-gym:NAME(field=value, ...)` with literal
-    values. ValueError says what's wrong with it: call it before any work starts."""
-    name, colon, call = text.strip().partition(":")
-    if name == _GYM and colon:
-        generator, params = _parse_call(call)
-        _check_generator(generator, params)
-        return Task(text.strip(), generator, params)
-    if text.strip() not in GRADER:
-        known = ", ".join([*GRADER, f"{_GYM}:NAME"])
+    """`gsm8k`, `math`, `abacus`, `reasoning-gym:NAME`; the last two also with parameters, as in
+    `abacus(field=value, ...)`, of literal values. ValueError says what's wrong with it: call it
+    before any work starts."""
+    name = text.strip()
+    if name.startswith(f"{GYM}:"):
+        return Task(name, Gym(*parse_call(name.removeprefix(f"{GYM}:"))))
+    if name.partition("(")[0] == ABACUS:
+        return Task(name, Abacus.of(parse_call(name)[1]))
+    if name not in GRADER:
+        known = ", ".join([*GRADER, ABACUS, f"{GYM}:NAME"])
         raise ValueError(f"there is no task {text!r}; known: {known}")
-    return Task(text.strip(), None, {})
+    return Task(name, None)
 
 
 def load(task: str, source: str | None, limit: int | None, seed: int) -> list[Problem]:
@@ -64,7 +68,11 @@ def load(task: str, source: str | None, limit: int | None, seed: int) -> list[Pr
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1, not {limit}")
     if parsed.generator is not None:
-        return _generated(parsed, source, limit, seed)
+        if source is not None:
+            raise ValueError(f"{parsed.name} generates its problems: it takes no source")
+        if limit is None:
+            raise ValueError(f"{parsed.name} never ends: give a limit")
+        return parsed.generator.make(parsed.name, limit, seed)
     if source is None:
         raise ValueError(f"{task} needs a source: a .jsonl file, a folder or a data set of the hub")
     problems: dict[str, Problem] = {}
@@ -78,10 +86,8 @@ def load(task: str, source: str | None, limit: int | None, seed: int) -> list[Pr
     return list(problems.values())
 
 
-# -- generators ------------------------------------------------------------------------------------
-
-
-def _parse_call(text: str) -> tuple[str, dict[str, Any]]:
+def parse_call(text: str) -> tuple[str, dict[str, Any]]:
+    """`NAME` or `NAME(field=value, ...)` with literal values."""
     wrong = f"{text!r} isn't a generator: write NAME or NAME(field=value)"
     try:
         node = ast.parse(text.strip(), mode="eval").body
@@ -99,70 +105,6 @@ def _parse_call(text: str) -> tuple[str, dict[str, Any]]:
         except (ValueError, TypeError):
             raise ValueError(f"{text!r}: the value of {keyword.arg} must be a literal") from None
     return call.func.id, params
-
-
-def _check_generator(name: str, params: Mapping[str, Any]) -> None:
-    known = _generators()
-    if name not in known:
-        close = ", ".join(difflib.get_close_matches(name, known)) or "none"
-        raise ValueError(
-            f"reasoning-gym has no generator {name!r} of its {len(known)}; close to it: {close}"
-        )
-    fields = [f.name for f in dataclasses.fields(known[name]) if f.name not in _SETTINGS]
-    for each in params:
-        if each in _SETTINGS:
-            raise ValueError(f"{name}: {each} follows from the run's own seed and limit")
-        if each not in fields:
-            raise ValueError(f"{name} has no parameter {each}; known: {', '.join(fields)}")
-    _generator(name, params, seed=0, size=1)
-
-
-def _generators() -> dict[str, type]:
-    """The class of each generator's parameters, by name."""
-    try:
-        from reasoning_gym.factory import DATASETS
-    except ImportError:
-        raise ValueError("reasoning-gym is missing: pip install 'taut[quality]'") from None
-    return {name: config for name, (_, config) in DATASETS.items()}
-
-
-def _generator(name: str, params: Mapping[str, Any], *, seed: int, size: int) -> Any:
-    import reasoning_gym
-
-    try:
-        return reasoning_gym.create_dataset(name, seed=seed, size=size, **params)
-    except Exception as error:  # it is a stranger's, and checks little
-        raise ValueError(f"reasoning-gym:{name}: {type(error).__name__}: {error}") from None
-
-
-def _generated(task: Task, source: str | None, limit: int | None, seed: int) -> list[Problem]:
-    assert task.generator is not None
-    if source is not None:
-        raise ValueError(f"{task.name} generates its problems: it takes no source")
-    if limit is None:
-        raise ValueError(f"{task.name} never ends: give a limit")
-    made = _generator(task.generator, task.params, seed=seed, size=limit)
-    entries = [made[i] for i in range(limit)]
-    if any(_takes_anything(made, entry) for entry in entries):
-        raise ValueError(f"{task.name} can't be graded: its scorer takes anything for right")
-    return [
-        Problem(
-            id=f"{task.generator}-{seed}-{index}",
-            task=task.name,
-            question=entry["question"],
-            answer=entry["answer"] or "",  # None: any that fits, which only the scorer knows
-            grader=_GYM,
-            entry={"name": task.generator, "params": dict(task.params), "entry": entry},
-        )
-        for index, entry in enumerate(entries)
-    ]
-
-
-def _takes_anything(generator: Any, entry: Mapping[str, Any]) -> bool:
-    try:
-        return float(generator.score_answer(_NONSENSE, entry)) >= 1.0
-    except Exception:  # some scorers raise at what isn't of their form
-        return False
 
 
 # -- sources ---------------------------------------------------------------------------------------

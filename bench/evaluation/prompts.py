@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 INSTRUCTION = r"Reason step by step, and put your final answer within \boxed{}."
-"""Every grader reads a box, so one instruction serves all tasks."""
+"""Nearly every grader reads a box, so one instruction serves their tasks."""
 
 
 def messages(

@@ -16,8 +16,9 @@ Interval = tuple[float, float]
 """A 95 % confidence interval."""
 
 Verdict = Literal["right", "wrong", "unanswered", "grader_error", "error"]
-"""`unanswered` gave no boxed answer and counts as wrong; `grader_error` (the grader failed or ran
-out of time) and `error` (the problem crashed) count as neither, and are shown."""
+"""`unanswered` gave no answer where its grader looks and counts as wrong; `grader_error` (the
+grader failed or ran out of time) and `error` (the problem crashed) count as neither, and are
+shown."""
 
 ANSWER_MARKER = "\\boxed{"
 
@@ -34,6 +35,7 @@ class Problem:
     answer: str  # the final answer alone
     grader: str  # a name of graders.GRADERS
     entry: Mapping[str, Any] | None = None  # what a reasoning-gym scorer reads; JSON
+    instruction: str | None = None  # how to answer; None: as most graders need it (prompts.py)
 
 
 class Verdicted(NamedTuple):

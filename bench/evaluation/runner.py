@@ -32,11 +32,10 @@ class Plan:
     def ask(self, problem: Problem, index: int) -> Ask:
         key = (problem.task, problem.id, index)
         seed = seed_of(self.sampling.seed or 0, *key)
+        told = problem.instruction if self.instruction is None else self.instruction
         return Ask(
             key=key,
-            messages=prompts.messages(
-                problem.question, instruction=self.instruction, system=self.system
-            ),
+            messages=prompts.messages(problem.question, instruction=told, system=self.system),
             params=replace(self.sampling, seed=seed),
         )
 

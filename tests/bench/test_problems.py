@@ -8,6 +8,7 @@ import pytest
 
 from bench.evaluation.problems import load, parse_task
 from bench.evaluation.prompts import INSTRUCTION, messages, plain
+from engine.abacus.notation import answer_of
 
 ROWS = [{"id": f"p{i}", "question": f"{i} + {i}?", "answer": str(2 * i)} for i in range(4)]
 
@@ -86,7 +87,12 @@ def test_bad_bytes_are_refused(tmp_path: Path) -> None:
         ("gsm8k", "a.jsonl", 0, "limit must be at least 1, not 0"),
         ("gsm8k", "nowhere.jsonl", 1, "there is no file nowhere.jsonl"),
         ("gsm8k", None, 1, "gsm8k needs a source"),
-        ("gsm9k", "a.jsonl", 1, "there is no task 'gsm9k'; known: gsm8k, math, reasoning-gym:NAME"),
+        (
+            "gsm9k",
+            "a.jsonl",
+            1,
+            "there is no task 'gsm9k'; known: gsm8k, math, abacus, reasoning-gym:NAME",
+        ),
         ("reasoning-gym:chain_sum", "a.jsonl", 1, "takes no source"),
         ("reasoning-gym:chain_sum", None, None, "never ends: give a limit"),
         ("reasoning-gym", None, 1, "there is no task"),
@@ -178,3 +184,30 @@ def test_prompts() -> None:
 def test_a_scorer_that_takes_anything_is_refused() -> None:
     with pytest.raises(ValueError, match="can't be graded: its scorer takes anything"):
         load("reasoning-gym:game_of_life_halting", None, 5, seed=0)
+
+
+def test_abacus_makes_fresh_problems_for_each_seed() -> None:
+    task = "abacus(min_tokens=50, max_tokens=90, kind='loop')"
+    problems = load(task, None, 20, seed=3)
+    assert problems == load(task, None, 30, seed=3)[:20]
+    others = load(task, None, 20, seed=4)
+    assert not {p.question for p in problems} & {p.question for p in others}
+    assert {(p.task, p.grader, p.instruction) for p in problems} == {(task, "exact", "")}
+    assert all("; loop " in p.question and p.answer == answer_of(p.question) for p in problems)
+    assert len({p.id.split("-")[0] for p in load("abacus", None, 40, seed=0)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        ("abacus(length=3)", "abacus has no parameter length; known: min_tokens, max_tokens, kind"),
+        ("abacus(kind='maze')", "kind must be of loop, ledger, sum, not 'maze'"),
+        ("abacus(min_tokens=0)", "min_tokens must be a positive integer, not 0"),
+        ("abacus(min_tokens=500)", "min_tokens 500 is above max_tokens 400"),
+        ("abacus(50)", "write NAME or NAME"),
+        ("abacus:loop", "there is no task"),
+    ],
+)
+def test_bad_abacus_tasks(call: str, error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        parse_task(call)

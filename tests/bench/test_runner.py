@@ -250,3 +250,15 @@ def test_a_backend_that_tells_nothing(tmp_path: Path) -> None:
     assert figures.kv_byte_steps is None
     assert figures.looped_share is None
     assert figures.wall_seconds == 12
+
+
+def test_a_problem_may_bring_its_instruction() -> None:
+    (usual, *_) = PROBLEMS["sums"]
+    own = replace(usual, instruction="")
+
+    def asked(made: Plan, problem: Problem) -> str:
+        return made.ask(problem, 0).messages[-1]["content"]
+
+    assert "boxed" in asked(plan(), usual)
+    assert asked(plan(), own) == own.question
+    assert asked(plan(instruction="Be brief."), own) == f"{own.question}\n\nBe brief."

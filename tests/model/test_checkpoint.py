@@ -265,7 +265,7 @@ def test_generation_defaults(tmp_path: Path) -> None:
 
 
 def test_names_that_are_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"packaged model \(smollm2, .*folder.*gguf.*hub id"):
+    with pytest.raises(ValueError, match=r"packaged model \(abacus, .*folder.*gguf.*hub id"):
         open_checkpoint("no such thing")
     with pytest.raises(ValueError, match=r"gone\.gguf: there is no such file"):
         open_checkpoint(tmp_path / "gone.gguf")
