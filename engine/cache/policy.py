@@ -159,14 +159,24 @@ def keep_best(utility: Tensor, valid: Tensor, budget: Tensor) -> Tensor:
 
     Of equal cells the later stays: it's the more recent one. [S, H, N] -> [S, H, M]
     """
+    return ascending(keep_mask(utility, valid, budget))
+
+
+def keep_mask(utility: Tensor, valid: Tensor, budget: Tensor) -> Tensor:
+    """The same cells as a mask, [S, H, N] bool."""
     cells = valid.shape[-1]
     utility = utility.masked_fill(~valid, -torch.inf)
     best = utility.flip(-1).sort(dim=-1, descending=True, stable=True).indices  # of the flipped
     rank = torch.empty_like(best)
     rank.scatter_(-1, best, torch.arange(cells, device=best.device).expand_as(best))
-    stays = valid & (rank.flip(-1) < budget[..., None])
+    return valid & (rank.flip(-1) < budget[..., None])
+
+
+def ascending(stays: Tensor) -> Tensor:
+    """Indices of cells that stay, ascending, -1 at the end: [S, H, N] bool -> [S, H, M]."""
+    cells = stays.shape[-1]
+    index = torch.arange(cells, device=stays.device).expand_as(stays)
     width = int(stays.sum(-1).max())
-    index = torch.arange(cells, device=best.device).expand_as(best)
     kept = index.masked_fill(~stays, cells).sort(dim=-1).values[..., :width]
     return kept.masked_fill(kept == cells, -1)
 
