@@ -6,11 +6,13 @@ attention mass of all keys, by a factor exp(beta) each, and then the same output
 Both are least squares; everything is in float64 and batched over slots and heads.
 
 What differs: rows of the mass fit are divided by their target, so that each query's relative error
-counts; both fits have a ridge, which pulls the factors to one common factor and the values to the
-cells' own (AM's pulls to 0), so that where fewer queries than cells leave it open, nothing is
-invented; factors are bounded as in AM's evaluation. Cells that have a bias already keep it as part
-of their logits, and their factor multiplies it. Reference queries see every cell, the few later
-than themselves too: they stand for the queries to come.
+counts; both fits have a ridge (relative to the matrix), which pulls the factors to one common
+factor and the values to the cells' own (AM's pulls to 0), so that where fewer queries than cells
+leave it open, nothing is invented. That of the factors is large: with 1e-3 they went to their
+bounds for a little mass, and the output of some heads became worse than without any fit. Factors
+are bounded as in AM's evaluation. Cells that have a bias already keep it as part of their logits,
+and their factor multiplies it. Reference queries see every cell, the few later than themselves too:
+they stand for the queries to come.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ class MatchingPolicy(KVPolicy):
     queries: int
     tail: int | None
     ridge: float
+    mass_ridge: float
 
     @abstractmethod
     def choose(self, view: LayerView, weights: Tensor, prefix: Tensor, budget: Tensor) -> Choice:
@@ -77,7 +80,7 @@ class MatchingPolicy(KVPolicy):
         columns = columns * held[:, :, None]  # [S, H, R, M]
         rows = at[..., None].expand(-1, -1, -1, view.v.shape[-1])
         own = view.v.gather(2, rows).double()  # [S, H, M, D]
-        factor = fit_factors(columns, fitted, self.ridge)
+        factor = fit_factors(columns, fitted, self.mass_ridge)
         v = fit_values(
             columns * factor[:, :, None], fitted, own, weights @ view.v.double(), self.ridge
         )
@@ -105,8 +108,9 @@ def check_fields(policy: MatchingPolicy) -> None:
         raise ValueError(f"queries must be at least 1, not {policy.queries}")
     if policy.tail is not None and policy.tail < 0:
         raise ValueError(f"tail must be at least 0, not {policy.tail}")
-    if not policy.ridge > 0:
-        raise ValueError(f"ridge must be above 0, not {policy.ridge}")
+    for name in ("ridge", "mass_ridge"):
+        if not getattr(policy, name) > 0:
+            raise ValueError(f"{name} must be above 0, not {getattr(policy, name)}")
 
 
 def reference_weights(view: LayerView, cells: Tensor) -> Tensor:

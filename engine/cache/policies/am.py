@@ -26,6 +26,7 @@ class AM(MatchingPolicy):
     queries: int = 64
     tail: int | None = None
     ridge: float = 1e-3
+    mass_ridge: float = 1e-1
     score: Literal["mean", "max", "rms"] = "mean"
 
     def __post_init__(self) -> None:

@@ -32,6 +32,7 @@ class TAM(MatchingPolicy):
     queries: int = 64
     tail: int | None = None
     ridge: float = 1e-3
+    mass_ridge: float = 1e-1
     pivotal: float = 3.0
     shortest: int = 32
     lead: float = 0.25
