@@ -3,7 +3,7 @@
 Attention Matching (AM, Zweiger et al. 2026) of which TAM (arXiv 2608.12331) is made. For a head's
 reference queries (the last ones of every query head of its group) the kept keys shall have the
 attention mass of all keys, by a factor exp(beta) each, and then the same output, by new values.
-Both are least squares; everything is in float64 and batched over slots and heads.
+Both are least squares, solved in float64, batched over slots and heads.
 
 What differs: rows of the mass fit are divided by their target, so that each query's relative error
 counts; both fits have a ridge (relative to the matrix), which pulls the factors to one common
@@ -27,7 +27,7 @@ from engine.cache.policy import KVPolicy, ascending
 from engine.cache.view import Compaction, LayerView
 
 MOST = 20.085536923187668  # e^3: factors are from 1 / MOST to MOST
-ITERATIONS = 100
+ITERATIONS = 25
 
 
 class Choice(NamedTuple):
@@ -56,8 +56,7 @@ class MatchingPolicy(KVPolicy):
         each reference query gives to each cell of it, all zeros for a query that there isn't."""
 
     def utility(self, view: LayerView, budget: int) -> Tensor:
-        weights = reference_weights(view, view.valid)
-        return mean_weight(weights).float()
+        return mean_weight(reference_weights(view, view.valid))
 
     def compact(self, view: LayerView, utility: Tensor, budget: Tensor) -> Compaction:
         cells = view.valid.sum(-1)  # [S, H]
@@ -77,13 +76,12 @@ class MatchingPolicy(KVPolicy):
         fitted = kept(choice.stays & prefix & ~choice.verbatim & ~whole)
         held = kept(choice.stays & prefix)
         columns = weights.gather(-1, at[:, :, None].expand(-1, -1, weights.shape[2], -1))
-        columns = columns * held[:, :, None]  # [S, H, R, M]
+        columns = columns.double() * held[:, :, None]  # [S, H, R, M]
         rows = at[..., None].expand(-1, -1, -1, view.v.shape[-1])
         own = view.v.gather(2, rows).double()  # [S, H, M, D]
         factor = fit_factors(columns, fitted, self.mass_ridge)
-        v = fit_values(
-            columns * factor[:, :, None], fitted, own, weights @ view.v.double(), self.ridge
-        )
+        wanted = (weights @ view.v.float()).double()  # [S, H, R, D]
+        v = fit_values(columns * factor[:, :, None], fitted, own, wanted, self.ridge)
         assert view.bias is not None
         bias = view.bias.gather(-1, at) + factor.log().float()
         return Compaction(keep, v=v.to(view.v.dtype), bias=bias)
@@ -115,25 +113,26 @@ def check_fields(policy: MatchingPolicy) -> None:
 
 def reference_weights(view: LayerView, cells: Tensor) -> Tensor:
     """Softmax attention over `cells` [S, H, N] of every remembered query of each kv head's group,
-    biases included: [S, H, G * W, N] float64, zeros for queries that there aren't."""
+    biases included: [S, H, G * W, N] float32, zeros for queries that there aren't."""
     assert view.queries is not None
     assert view.query_pos is not None
     slots, window, q_heads, dim = view.queries.shape
     heads = view.k.shape[1]
     q = view.queries.float().view(slots, window, heads, q_heads // heads, dim)
     q = q.permute(0, 2, 3, 1, 4).flatten(2, 3)  # [S, H, G * W, D]
-    logits = (q @ view.k.float().mT).double() * dim**-0.5
+    logits = (q * dim**-0.5) @ view.k.float().mT  # [S, H, G * W, N]
     if view.bias is not None:
-        logits = logits + view.bias[:, :, None]
-    logits = logits.masked_fill(~cells[:, :, None], torch.finfo(torch.float64).min)
-    exists = (view.query_pos >= 0).repeat(1, q_heads // heads)  # [S, G * W]
-    return logits.softmax(-1) * cells[:, :, None] * exists[:, None, :, None]
+        logits.add_(view.bias[:, :, None])
+    logits.masked_fill_(~cells[:, :, None], torch.finfo(logits.dtype).min)
+    gone = (view.query_pos < 0).repeat(1, q_heads // heads)  # [S, G * W]
+    nothing = ~cells.any(-1)[..., None] | gone[:, None]  # [S, H, G * W]
+    return logits.softmax(-1).masked_fill_(nothing[..., None], 0.0)
 
 
 def mean_weight(weights: Tensor) -> Tensor:
     """Over the queries that there are, [S, H, R, N] -> [S, H, N]."""
     total = weights.sum(2)
-    return total / total.sum(-1, keepdim=True).clamp(min=1e-300)
+    return total / total.sum(-1, keepdim=True).clamp(min=torch.finfo(total.dtype).tiny)
 
 
 def fit_factors(columns: Tensor, fitted: Tensor, ridge: float) -> Tensor:

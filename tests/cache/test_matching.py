@@ -13,6 +13,7 @@ from engine.cache.matching import (
     MatchingPolicy,
     bounded_least_squares,
     fit_factors,
+    norm_bound,
     reference_weights,
 )
 from engine.cache.policies.am import AM
@@ -36,7 +37,7 @@ def errors(view: LayerView, done: Compaction) -> tuple[Tensor, Tensor]:
     new biases and values, and of the same cells as they were."""
     at = done.keep.clamp(min=0)
     held = done.keep >= 0
-    full = reference_weights(view, view.valid)
+    full = reference_weights(view, view.valid).double()
     wanted = outputs(full, view.v)
     own = full.gather(-1, at[:, :, None].expand(-1, -1, full.shape[2], -1)) * held[:, :, None]
     v = view.v.gather(2, at[..., None].expand(-1, -1, -1, view.v.shape[-1]))
@@ -174,7 +175,8 @@ def test_bounded_least_squares_is_the_minimum(cells: int, rows: int, seed: int) 
     """By its optimality conditions: the slope points out of the box where x is at a bound."""
     noise = torch.Generator().manual_seed(seed)
     a = torch.rand(2, rows, cells, generator=noise, dtype=torch.float64)
-    gram = a.mT @ a + 0.05 * torch.eye(cells)
+    gram = a.mT @ a
+    gram = gram + 0.1 * norm_bound(gram)[..., None, None] * torch.eye(cells)
     target = 3 * torch.randn(2, cells, generator=noise, dtype=torch.float64)
     x = bounded_least_squares(gram, target, torch.ones(2, cells).double(), 0.5, 2.0)
     slope = (gram @ x[..., None])[..., 0] - target

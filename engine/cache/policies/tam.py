@@ -55,7 +55,7 @@ class TAM(MatchingPolicy):
     def choose(self, view: LayerView, weights: Tensor, prefix: Tensor, budget: Tensor) -> Choice:
         attention = mean_weight(weights)  # [S, H, N]
         thought = thoughts_of(view, self.shortest)  # [S, H, N]
-        one = torch.nn.functional.one_hot(thought).double() * prefix[..., None]  # [S, H, N, T]
+        one = torch.nn.functional.one_hot(thought).float() * prefix[..., None]  # [S, H, N, T]
         size = one.sum(2).long()  # [S, H, T] cells
         mass = (attention[..., None] * one).sum(2)
         # every thought that has cells keeps one beside the pivots, where the budget goes so far
@@ -97,7 +97,7 @@ def largest_remainder(weight: Tensor, most: Tensor, total: Tensor) -> Tensor:
     """
     total = total.minimum(most.sum(-1)).clamp(min=0)
     weight = weight * (most > 0)
-    quota = total[..., None] * weight / weight.sum(-1, keepdim=True).clamp(min=1e-300)
+    quota = total[..., None] * weight / weight.sum(-1, keepdim=True).clamp(min=1e-30)
     shares = quota.floor().long().clamp(min=1).minimum(most)
     for _ in range(int(total.max()) + shares.shape[-1]):
         over = total - shares.sum(-1)  # [...]
