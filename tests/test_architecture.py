@@ -18,7 +18,7 @@ ROWS = (
     ("config", "output"),
     ("executor",),
     ("cache", "scheduler", "model", "sampling"),
-    ("kernels", "request", "metrics", "host", "abacus"),
+    ("kernels", "request", "metrics", "host", "noise", "abacus"),
 )
 ROW = {name: i for i, row in enumerate(ROWS) for name in row}
 

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from engine import Engine, Output
+from engine.cache.policies.am import AM
 from engine.cache.policies.sinks_recent import SinksRecent
 from engine.cache.policies.snapkv import SnapKV
+from engine.cache.policies.tam import TAM
 from engine.cache.policy import Allocation, KVPolicy, KVSpec
 from engine.cache.view import KVShape
 from engine.request import Sequence
@@ -48,6 +50,8 @@ SPECS = {
     "sinks-recent-ragged": spec(SinksRecent(sinks=2), Ragged()),
     "snapkv": spec(SnapKV(queries=4, kernel=3)),
     "snapkv-ragged": spec(SnapKV(queries=6, group="mean"), Ragged()),
+    "am-ragged": spec(AM(queries=6, score="rms"), Ragged()),
+    "tam": spec(TAM(queries=8, tail=5, pivotal=1.1, shortest=8)),
 }
 each_spec = pytest.mark.parametrize("kv", SPECS.values(), ids=SPECS)
 
@@ -60,7 +64,7 @@ def assert_oracles(model: Model, tape: CacheTape, output: Output) -> None:
     tokens = [*output.prompt_token_ids, *output.token_ids]
     first = len(output.prompt_token_ids)
     keep = tape.keeps[output.id][:, :, : len(tokens), : len(tokens)]
-    truth = model.logits(tokens, keep)[first - 1 : -1]
+    truth = model.logits(tokens, keep, tape.refits[output.id])[first - 1 : -1]
     got = tape.stacked(output.id)
     assert got.shape == truth.shape
     assert (got - truth).abs().max() <= 1e-4
@@ -98,7 +102,8 @@ def test_budgets_are_kept_and_memory_is_freed(kv: KVSpec, make_engine: MakeEngin
             expected = torch.tensor([[BUDGET] * HEADS] * LAYERS)
             if isinstance(kv.allocation, Ragged):
                 expected = torch.tensor([[BUDGET + 2, BUDGET - 12], [BUDGET + 12, BUDGET - 2]])
-            assert torch.equal(tape.held["x"].long(), expected)
+            # the first is due once the smallest layer is full; others may hold less then
+            assert torch.equal(tape.held["x"].long(), expected.clamp(max=compacted[-1]))
         if compacted:
             most = max(most, stats.used_pages)
     stats = engine.stats().kv["main"]

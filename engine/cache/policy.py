@@ -46,27 +46,43 @@ class Uniform(Allocation):
 class KVPolicy(ABC):
     """WHEN a slot is compacted and HOW.
 
-    `held` is the cells a head held after the last compaction (on average over heads), `fresh` the
-    cells appended since. `due` is monotone in `fresh`. `queries` is how many last post-RoPE queries
-    the view needs. A policy whose `streams_prompt` is false lets the prompt be cached whole and is
-    first asked when the prompt's last token is in; one that streams is asked all the way.
+    What the hot path must supply: `queries`, how many last post-RoPE queries the view needs, and
+    `bias`, whether cells carry one. What becomes of the prompt: it is compacted while it is read
+    (`streams_prompt`), or never on offer nor counted, as budgets are of what is generated
+    (`keeps_prompt`), or cached whole, and the policy is first asked at its last token. `bounded` is
+    false where the peak grows with the output: then admission promises the need of the tokens so
+    far, and running out preempts.
     """
 
     queries: int = 0
+    bias: bool = False
     streams_prompt: bool = False
+    keeps_prompt: bool = False
+    bounded: bool = True
 
     def peak(self, prompt: int, total: int, budget: int, window: int) -> int:
         """Cells a head needs at most, for a prompt and a total length; admission reserves them."""
         bounded = budget + window
+        if self.keeps_prompt:
+            return min(total, prompt + bounded)
         return min(total, bounded if self.streams_prompt else max(prompt, bounded))
 
-    def due(self, held: int, fresh: int, budget: int, window: int) -> bool:
-        """Whether to compact now. Asked after every appended cell."""
+    def due(
+        self, held: int, fresh: int, budget: int, window: int, thought_ended: bool = False
+    ) -> bool:
+        """Whether to compact now. Asked of each layer and after every cell; one that is due is due
+        for all.
+
+        `budget` is the layer's, `held` the cells that its heads held after the last compaction (on
+        average), `fresh` the cells appended since. Monotone in `fresh`, and due at a thought's end
+        wherever it would be elsewhere.
+        """
         return fresh > 0 and held + fresh >= budget + window
 
-    def span(self, cells: int, budget: int, window: int) -> tuple[int, int]:
-        """Which cells [start, end) of `cells` (the largest head's count) are on offer."""
-        return 0, cells
+    def span(self, prompt: int, last: int, now: int) -> tuple[int, int]:
+        """Positions [start, end) whose cells are on offer, for a prompt of so many tokens, the last
+        compaction after `last` tokens (0: none yet) and this one after `now`."""
+        return prompt if self.keeps_prompt else 0, now
 
     @abstractmethod
     def utility(self, view: LayerView, budget: int) -> Tensor:
@@ -143,16 +159,30 @@ def keep_best(utility: Tensor, valid: Tensor, budget: Tensor) -> Tensor:
 
     Of equal cells the later stays: it's the more recent one. [S, H, N] -> [S, H, M]
     """
+    return ascending(keep_mask(utility, valid, budget))
+
+
+def keep_mask(utility: Tensor, valid: Tensor, budget: Tensor) -> Tensor:
+    """The same cells as a mask, [S, H, N] bool."""
     cells = valid.shape[-1]
     utility = utility.masked_fill(~valid, -torch.inf)
     best = utility.flip(-1).sort(dim=-1, descending=True, stable=True).indices  # of the flipped
     rank = torch.empty_like(best)
     rank.scatter_(-1, best, torch.arange(cells, device=best.device).expand_as(best))
-    stays = valid & (rank.flip(-1) < budget[..., None])
+    return valid & (rank.flip(-1) < budget[..., None])
+
+
+def ascending(stays: Tensor) -> Tensor:
+    """Indices of cells that stay, ascending, -1 at the end: [S, H, N] bool -> [S, H, M]."""
+    cells = stays.shape[-1]
+    index = torch.arange(cells, device=stays.device).expand_as(stays)
     width = int(stays.sum(-1).max())
-    index = torch.arange(cells, device=best.device).expand_as(best)
     kept = index.masked_fill(~stays, cells).sort(dim=-1).values[..., :width]
     return kept.masked_fill(kept == cells, -1)
+
+
+FULL = 2**30
+"""The budget of a slot that is never compacted."""
 
 
 def _integer(value: object) -> TypeGuard[int]:
@@ -164,8 +194,9 @@ class KVSpec:
     """How a model's cache stores and bounds its cells.
 
     `policy` None is the full cache. `budget_tokens` cells a head stay after a compaction, on
-    average, everything counted; `window` more may be appended before the next one. `format` "auto"
-    stores cells in the model's dtype.
+    average, everything counted; `window` more may be appended before the next one. A request may
+    ask for a smaller budget (`SamplingParams.kv_budget`), and with `allow_full` for the full cache.
+    `format` "auto" stores cells in the model's dtype.
     """
 
     format: Literal["auto", "fp32", "bf16"] = "auto"
@@ -173,6 +204,7 @@ class KVSpec:
     allocation: Allocation = Uniform()
     budget_tokens: int | None = None
     window: int = 128
+    allow_full: bool = False
 
     def __post_init__(self) -> None:
         if self.format not in ("auto", "fp32", "bf16"):
@@ -182,6 +214,8 @@ class KVSpec:
             )
         if self.policy is not None and not isinstance(self.policy, KVPolicy):
             raise ValueError(f"policy must be a KVPolicy such as SnapKV(), not {self.policy!r}")
+        if not isinstance(self.allow_full, bool):
+            raise ValueError(f"allow_full must be True or False, not {self.allow_full!r}")
         if self.policy is None:
             if self.budget_tokens is not None:
                 raise ValueError(
@@ -202,6 +236,31 @@ class KVSpec:
 
     @property
     def budget(self) -> int:
-        """`budget_tokens` of a spec with a policy."""
-        assert self.budget_tokens is not None
-        return self.budget_tokens
+        """`budget_tokens`; FULL without a policy."""
+        return FULL if self.budget_tokens is None else self.budget_tokens
+
+    @property
+    def bias(self) -> bool:
+        """Whether cells carry a bias."""
+        return self.policy is not None and self.policy.bias
+
+    def refuses(self, asked: int | str | None) -> str | None:
+        """Why a request can't have the budget that it asks for; None if it can."""
+        if asked is None or (self.policy is None and asked == "full"):
+            return None
+        if self.policy is None:
+            return f"kv_budget={asked}: this cache has no policy and holds every cell; leave it out"
+        if isinstance(asked, str):
+            if self.allow_full:
+                return None
+            return 'kv_budget="full" isn\'t allowed here; KVSpec(allow_full=True) would allow it'
+        if not MIN_BUDGET <= asked <= self.budget:
+            return f"kv_budget must be from {MIN_BUDGET} to this cache's {self.budget}, not {asked}"
+        reason = self.policy.refuses(asked)
+        return reason and f"kv_budget={asked}: policy {self.policy}: {reason}"
+
+    def granted(self, asked: int | str | None) -> int:
+        """The budget of a request that asks so; this cache's own where it can't have another."""
+        if isinstance(asked, str):
+            return FULL if self.allow_full else self.budget
+        return self.budget if asked is None else min(asked, self.budget)

@@ -50,16 +50,22 @@ def make_view(policy: KVPolicy, counts: list[list[int]], gaps: bool = True) -> L
         size = (slots, policy.queries, heads * 2, 8)
         queries = torch.randn(size, generator=noise)
         pos = torch.arange(policy.queries).expand(slots, -1) + 1000
+    k, v = (torch.randn(slots, heads, cells, 8, generator=noise) for _ in range(2))
+    at = steps.cumsum(-1)
+    ends = torch.arange(10, int(at.max()), 7)
     return LayerView(
         layer=1,
         start=0,
-        end=cells,
-        k=torch.randn(slots, heads, cells, 8, generator=noise),
-        v=torch.randn(slots, heads, cells, 8, generator=noise),
-        pos=steps.cumsum(-1),
+        end=int(at.max()) + 1,
+        k=k,
+        v=v,
+        pos=at,
         valid=torch.arange(cells) < length[..., None],
         queries=queries,
         query_pos=pos,
+        bias=torch.rand(slots, heads, cells, generator=noise) if policy.bias else None,
+        thoughts=ends.expand(slots, -1),
+        key=torch.arange(slots) + 2**62,
     )
 
 
@@ -111,21 +117,30 @@ def test_a_slot_chooses_alone_as_in_company(policy: KVPolicy) -> None:
     counts = [[90, 41], [64, 80], [50, 100]]
     view = make_view(policy, counts)
     budget = torch.tensor([[20, 22], [30, 24], [20, 20]])
-    together = run(policy, view, budget, 24)
+    together = policy.compact(view, policy.utility(view, 24), budget)
     for slot, heads in enumerate(counts):
         cells = max(heads)
         one = view._replace(
-            end=cells,
             k=view.k[slot, None, :, :cells],
             v=view.v[slot, None, :, :cells],
             pos=view.pos[slot, None, :, :cells],
             valid=view.valid[slot, None, :, :cells],
             queries=None if view.queries is None else view.queries[slot, None],
             query_pos=None if view.query_pos is None else view.query_pos[slot, None],
+            bias=None if view.bias is None else view.bias[slot, None, :, :cells],
+            thoughts=None if view.thoughts is None else view.thoughts[slot, None],
+            key=None if view.key is None else view.key[slot, None],
         )
-        alone = run(policy, one, budget[slot, None], 24)[0]
-        for mine, theirs in zip(alone, together[slot], strict=True):
-            assert mine[mine >= 0].tolist() == theirs[theirs >= 0].tolist()
+        alone = policy.compact(one, policy.utility(one, 24), budget[slot, None])
+        for head in range(len(heads)):
+            mine, theirs = alone.keep[0, head], together.keep[slot, head]
+            count = int((mine >= 0).sum())
+            assert mine[:count].tolist() == theirs[theirs >= 0].tolist()
+            for name in ("k", "v", "bias"):
+                got, expected = getattr(alone, name), getattr(together, name)
+                if expected is not None:
+                    both = got[0, head, :count], expected[slot, head, :count]
+                    torch.testing.assert_close(*both, atol=1e-5, rtol=1e-5)
 
 
 @every_policy
