@@ -11,11 +11,13 @@ import torch
 from engine.cache.policy import KVSpec, ScorePolicy
 from engine.cache.view import LayerView
 
-GUIDE = Path(__file__).parents[2] / "docs" / "adding-a-policy.md"
+ROOT = Path(__file__).parents[2]
+GUIDE = ROOT / "docs" / "adding-a-policy.md"
 
 
 def example() -> type[ScorePolicy]:
     (code,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    assert code == (ROOT / "engine/cache/policies/keydiff.py").read_text()
     namespace: dict[str, Any] = {"__name__": "guide"}
     exec(compile(code, str(GUIDE), "exec", dont_inherit=True), namespace)
     found: type[ScorePolicy] = namespace["KeyDiff"]

@@ -14,6 +14,7 @@ from engine.cache.policy import KVPolicy, KVSpec, ScorePolicy, Uniform
 from engine.cache.view import LayerView
 from tests.cache.harness import SHAPE, catch_up, make_cache, make_seq
 from tests.cache.scripted import Ragged
+from tests.cache.views import make_view, run
 
 
 def found() -> list[type[KVPolicy]]:
@@ -38,39 +39,10 @@ def test_the_folder_is_read() -> None:
     assert {SinksRecent, SnapKV} <= set(found())
 
 
-def make_view(policy: KVPolicy, counts: list[list[int]], gaps: bool = True) -> LayerView:
-    """A view of slots whose heads hold `counts` [S][H] cells."""
-    noise = torch.Generator().manual_seed(0)
-    length = torch.tensor(counts)
-    slots, heads, cells = *length.shape, int(length.max())
-    steps = torch.randint(1, 4 if gaps else 2, (slots, heads, cells), generator=noise)
-    steps[..., 0] = 0
-    queries = pos = None
-    if policy.queries:
-        size = (slots, policy.queries, heads * 2, 8)
-        queries = torch.randn(size, generator=noise)
-        pos = torch.arange(policy.queries).expand(slots, -1) + 1000
-    return LayerView(
-        layer=1,
-        start=0,
-        end=cells,
-        k=torch.randn(slots, heads, cells, 8, generator=noise),
-        v=torch.randn(slots, heads, cells, 8, generator=noise),
-        pos=steps.cumsum(-1),
-        valid=torch.arange(cells) < length[..., None],
-        queries=queries,
-        query_pos=pos,
-    )
-
-
-def run(policy: KVPolicy, view: LayerView, budget: torch.Tensor, total: int) -> torch.Tensor:
-    return policy.compact(view, policy.utility(view, total), budget).keep
-
-
 @every_policy
 @pytest.mark.parametrize("size", [4, 17, 32, 64])
 def test_choices_are_valid_ascending_and_within_budget(policy: KVPolicy, size: int) -> None:
-    view = make_view(policy, [[90, 41], [64, 80], [5, 100]])
+    view = make_view(policy.queries, [[90, 41], [64, 80], [5, 100]])
     held = view.valid.sum(-1)
     budget = torch.tensor([[size, size], [size - 3, size + 3], [size, size]]).minimum(held)
     keep = run(policy, view, budget, size)
@@ -88,7 +60,7 @@ def test_sinks_and_recent_cells_stay(policy: KVPolicy) -> None:
     if not isinstance(policy, ScorePolicy):
         pytest.skip("protects nothing")
     for size, sinks in ((64, 4), (16, 2), (7, 0)):
-        view = make_view(policy, [[90, 70]], gaps=False)
+        view = make_view(policy.queries, [[90, 70]], gaps=False)
         keep = run(policy, view, torch.tensor([[size, size]]), size)
         recent = min(policy.usual_recent, size // 2)
         for head, count in enumerate((90, 70)):
@@ -100,7 +72,7 @@ def test_sinks_and_recent_cells_stay(policy: KVPolicy) -> None:
 
 @every_policy
 def test_under_budget_everything_stays(policy: KVPolicy) -> None:
-    view = make_view(policy, [[30, 12]])
+    view = make_view(policy.queries, [[30, 12]])
     keep = run(policy, view, torch.tensor([[30, 12]]), 40)
     assert keep[0, 0].tolist() == list(range(30))
     assert keep[0, 1].tolist() == [*range(12), *[-1] * 18]
@@ -109,7 +81,7 @@ def test_under_budget_everything_stays(policy: KVPolicy) -> None:
 @every_policy
 def test_a_slot_chooses_alone_as_in_company(policy: KVPolicy) -> None:
     counts = [[90, 41], [64, 80], [50, 100]]
-    view = make_view(policy, counts)
+    view = make_view(policy.queries, counts)
     budget = torch.tensor([[20, 22], [30, 24], [20, 20]])
     together = run(policy, view, budget, 24)
     for slot, heads in enumerate(counts):
@@ -178,42 +150,12 @@ def test_sinks_recent_chooses_by_position_alone() -> None:
             assert pos.tolist() == [*range(4), *range(last - 28, 100)]
 
 
-def snapkv_by_hand(policy: SnapKV, view: LayerView, head: int, cells: int) -> list[float]:
-    """Scores of one head of slot 0, query by query."""
-    assert view.queries is not None
-    assert view.query_pos is not None
-    candidates = cells - policy.queries
-    total, count = torch.zeros(cells), 0
-    for q, pos in zip(view.queries[0], view.query_pos[0], strict=True):
-        if pos < 0:
-            continue
-        logits = q[head * 2 : head * 2 + 2] @ view.k[0, head].T / 8**0.5
-        pooled = logits.max(0).values if policy.group == "max" else logits.mean(0)
-        total[:candidates] += pooled[:candidates].softmax(-1)
-        count += 1
-    mean, reach = total / count, policy.kernel // 2
-    return [float(mean[max(0, i - reach) : i + reach + 1].max()) for i in range(cells)]
-
-
-@pytest.mark.parametrize("policy", [SnapKV(), SnapKV(queries=3, kernel=1, group="mean")], ids=repr)
-def test_snapkv_scores(policy: SnapKV) -> None:
-    view = make_view(policy, [[90, 41]])
-    assert view.query_pos is not None
-    missing = view.query_pos.clone()
-    missing[0, 0] = -1
-    view = view._replace(query_pos=missing)
-    scores = policy.score(view, 24)
-    for head, cells in enumerate((90, 41)):
-        expected = torch.tensor(snapkv_by_hand(policy, view, head, cells))
-        torch.testing.assert_close(scores[0, head, :cells], expected, atol=1e-6, rtol=1e-4)
-
-
 def test_equal_cells_the_later_stays() -> None:
     class Same(ScorePolicy):
         def score(self, view: LayerView, budget: int) -> torch.Tensor:
             return torch.zeros_like(view.pos, dtype=torch.float32)
 
-    view = make_view(Same(), [[20, 20]])
+    view = make_view(0, [[20, 20]])
     keep = run(Same(), view, torch.tensor([[6, 6]]), 6)
     assert keep[0, 0].tolist() == list(range(14, 20))
 
@@ -242,7 +184,7 @@ def test_equal_cells_the_later_stays() -> None:
         (lambda: SnapKV(kernel=4), "kernel must be odd"),
         (
             lambda: SnapKV(group="sum"),  # type: ignore[arg-type]
-            "group must be max or mean",
+            "group must be max, mean or softmax",
         ),
         (
             lambda: make_cache(KVSpec(policy=SnapKV(), budget_tokens=16, allocation=Lossy())),

@@ -1,0 +1,37 @@
+"""Views of random cells for policies that are asked without a cache."""
+
+import torch
+from torch import Tensor
+
+from engine.cache.policy import KVPolicy
+from engine.cache.view import LayerView
+
+GROUP = 2
+
+
+def make_view(queries: int, counts: list[list[int]], gaps: bool = True, seed: int = 0) -> LayerView:
+    """A view of slots whose heads hold `counts` [S][H] cells, and of `queries` later queries."""
+    noise = torch.Generator().manual_seed(seed)
+    length = torch.tensor(counts)
+    slots, heads, cells = *length.shape, int(length.max())
+    steps = torch.randint(1, 4 if gaps else 2, (slots, heads, cells), generator=noise)
+    steps[..., 0] = 0
+    rows = pos = None
+    if queries:
+        rows = torch.randn((slots, queries, heads * GROUP, 8), generator=noise)
+        pos = torch.arange(queries).expand(slots, -1) + 1000
+    return LayerView(
+        layer=1,
+        start=0,
+        end=cells,
+        k=torch.randn(slots, heads, cells, 8, generator=noise),
+        v=torch.randn(slots, heads, cells, 8, generator=noise),
+        pos=steps.cumsum(-1),
+        valid=torch.arange(cells) < length[..., None],
+        queries=rows,
+        query_pos=pos,
+    )
+
+
+def run(policy: KVPolicy, view: LayerView, budget: Tensor, total: int) -> Tensor:
+    return policy.compact(view, policy.utility(view, total), budget).keep
