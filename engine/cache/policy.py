@@ -138,20 +138,25 @@ class ScorePolicy(KVPolicy):
         return None
 
 
-def keep_best(utility: Tensor, valid: Tensor, budget: Tensor) -> Tensor:
-    """Indices of each head's `budget` [S, H] best valid cells, ascending, -1 at the end.
+def kept_mask(utility: Tensor, valid: Tensor, budget: Tensor) -> Tensor:
+    """Which are each head's `budget` [S, H] best valid cells: [S, H, N] bool.
 
-    Of equal cells the later stays: it's the more recent one. [S, H, N] -> [S, H, M]
+    Of equal cells the later stays: it's the more recent one.
     """
-    cells = valid.shape[-1]
     utility = utility.masked_fill(~valid, -torch.inf)
     best = utility.flip(-1).sort(dim=-1, descending=True, stable=True).indices  # of the flipped
     rank = torch.empty_like(best)
-    rank.scatter_(-1, best, torch.arange(cells, device=best.device).expand_as(best))
-    stays = valid & (rank.flip(-1) < budget[..., None])
-    width = int(stays.sum(-1).max())
-    index = torch.arange(cells, device=best.device).expand_as(best)
-    kept = index.masked_fill(~stays, cells).sort(dim=-1).values[..., :width]
+    index = torch.arange(valid.shape[-1], device=best.device)
+    rank.scatter_(-1, best, index.expand_as(best))
+    return valid & (rank.flip(-1) < budget[..., None])
+
+
+def keep_best(utility: Tensor, valid: Tensor, budget: Tensor) -> Tensor:
+    """Indices of each head's best cells (see `kept_mask`), ascending, -1 at the end: [S, H, M]."""
+    stays = kept_mask(utility, valid, budget)
+    cells, width = valid.shape[-1], int(stays.sum(-1).max())
+    index = torch.arange(cells, device=stays.device)
+    kept = index.expand_as(stays).masked_fill(~stays, cells).sort(dim=-1).values[..., :width]
     return kept.masked_fill(kept == cells, -1)
 
 
