@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from engine import Engine, Output
+from engine.cache.allocation import Allocation
 from engine.cache.policies.sinks_recent import SinksRecent
 from engine.cache.policies.snapkv import SnapKV
-from engine.cache.policy import Allocation, KVPolicy, KVSpec
+from engine.cache.policy import KVPolicy, KVSpec
 from engine.cache.view import KVShape
 from engine.request import Sequence
 from engine.scheduler.controller import Controller, Edit, TokenEvent, Watch

@@ -1,5 +1,5 @@
-"""The seams of lossy caching: KVSpec (what is configured), Allocation (how many cells each head
-holds), KVPolicy (when and how to compact), ScorePolicy (which cells stay).
+"""The seams of lossy caching: KVSpec (what is configured), KVPolicy (when and how to compact),
+ScorePolicy (which cells stay). How many cells each head holds is `allocation.py`'s.
 
 A policy is a frozen value whose fields are its paper's hyperparameters. It never sees a page, and
 keeps no state: what belongs to a sequence is in the view.
@@ -8,39 +8,19 @@ keeps no state: what belongs to a sequence is in the view.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeGuard
 
 import torch
 from torch import Tensor
 
-from engine.cache.view import Compaction, KVShape, LayerView
+from engine.cache.allocation import Allocation
+from engine.cache.allocations.uniform import Uniform
+from engine.cache.choose import keep_best
+from engine.cache.view import Compaction, LayerView
 
 MIN_BUDGET = 4
 """Fewer cells a head make no cache."""
-
-
-class Allocation(ABC):
-    """HOW MANY cells each layer and head holds right after a compaction."""
-
-    @abstractmethod
-    def layer_budgets(self, shape: KVShape, budget: int) -> list[int]:
-        """Cells per head of each layer, summing to layers * budget. Admission counts on it."""
-
-    @abstractmethod
-    def head_budgets(self, utility: Tensor, valid: Tensor, total: int) -> Tensor:
-        """Cells of each head, [S, H] int64, summing to H * total in every slot."""
-
-
-@dataclass(frozen=True)
-class Uniform(Allocation):
-    """Every head of every layer holds the budget."""
-
-    def layer_budgets(self, shape: KVShape, budget: int) -> list[int]:
-        return [budget] * shape.layers
-
-    def head_budgets(self, utility: Tensor, valid: Tensor, total: int) -> Tensor:
-        return torch.full(utility.shape[:2], total, dtype=torch.int64, device=utility.device)
 
 
 class KVPolicy(ABC):
@@ -71,6 +51,11 @@ class KVPolicy(ABC):
     @abstractmethod
     def utility(self, view: LayerView, budget: int) -> Tensor:
         """What each cell is worth, [S, H, N] float32; computed once, for allocation and policy."""
+
+    def protected(self, view: LayerView, budget: Tensor) -> Tensor:
+        """Cells that stay whatever they're worth where heads have such budgets [S, H]: [S, H, N]
+        bool."""
+        return torch.zeros_like(view.valid)
 
     @abstractmethod
     def compact(self, view: LayerView, utility: Tensor, budget: Tensor) -> Compaction:
@@ -105,13 +90,22 @@ class ScorePolicy(KVPolicy):
     def utility(self, view: LayerView, budget: int) -> Tensor:
         return self.score(view, budget)
 
-    def compact(self, view: LayerView, utility: Tensor, budget: Tensor) -> Compaction:
+    def protected(self, view: LayerView, budget: Tensor) -> Tensor:
         sinks, recent = self._protected(budget)
-        last = view.valid.sum(-1) - recent  # [S, H] index of the first recent cell
-        index = torch.arange(view.valid.shape[-1], device=utility.device)
-        utility = utility.masked_fill(index >= last[..., None], torch.inf)
-        utility = utility.masked_fill(view.pos < sinks[..., None], torch.inf)
+        last = (view.valid.sum(-1) - recent)[..., None]  # [S, H, 1] index of the first recent cell
+        index = torch.arange(view.valid.shape[-1], device=view.valid.device)
+        return view.valid & ((index >= last) | (view.pos < sinks[..., None]))
+
+    def compact(self, view: LayerView, utility: Tensor, budget: Tensor) -> Compaction:
+        utility = utility.masked_fill(self.protected(view, budget), torch.inf)
         return Compaction(keep_best(utility, view.valid, budget))
+
+    def sizes(self, budget: int) -> tuple[int, int]:
+        """Sinks and recent cells at a budget."""
+        sinks, recent = self.sinks, self.recent
+        if sinks is None:
+            sinks = min(self.usual_sinks, budget // 8)
+        return sinks, min(self.usual_recent, budget // 2) if recent is None else recent
 
     def _protected(self, budget: Tensor) -> tuple[Tensor, Tensor]:
         """Sinks and recent cells of heads with such budgets, each of budget's shape."""
@@ -128,36 +122,13 @@ class ScorePolicy(KVPolicy):
             size = getattr(self, name)
             if size is not None and size < 0:
                 return f"{name} must be at least 0, not {size}"
-        sinks = min(self.usual_sinks, budget // 8) if self.sinks is None else self.sinks
-        recent = min(self.usual_recent, budget // 2) if self.recent is None else self.recent
+        sinks, recent = self.sizes(budget)
         if sinks + recent >= budget:
             return (
                 f"{sinks} sinks and {recent} recent cells leave nothing of a budget of {budget}"
                 " to choose; make them smaller or leave them to their defaults, which shrink"
             )
         return None
-
-
-def kept_mask(utility: Tensor, valid: Tensor, budget: Tensor) -> Tensor:
-    """Which are each head's `budget` [S, H] best valid cells: [S, H, N] bool.
-
-    Of equal cells the later stays: it's the more recent one.
-    """
-    utility = utility.masked_fill(~valid, -torch.inf)
-    best = utility.flip(-1).sort(dim=-1, descending=True, stable=True).indices  # of the flipped
-    rank = torch.empty_like(best)
-    index = torch.arange(valid.shape[-1], device=best.device)
-    rank.scatter_(-1, best, index.expand_as(best))
-    return valid & (rank.flip(-1) < budget[..., None])
-
-
-def keep_best(utility: Tensor, valid: Tensor, budget: Tensor) -> Tensor:
-    """Indices of each head's best cells (see `kept_mask`), ascending, -1 at the end: [S, H, M]."""
-    stays = kept_mask(utility, valid, budget)
-    cells, width = valid.shape[-1], int(stays.sum(-1).max())
-    index = torch.arange(cells, device=stays.device)
-    kept = index.expand_as(stays).masked_fill(~stays, cells).sort(dim=-1).values[..., :width]
-    return kept.masked_fill(kept == cells, -1)
 
 
 def _integer(value: object) -> TypeGuard[int]:
@@ -175,7 +146,7 @@ class KVSpec:
 
     format: Literal["auto", "fp32", "bf16"] = "auto"
     policy: KVPolicy | None = None
-    allocation: Allocation = Uniform()
+    allocation: Allocation = field(default_factory=Uniform)
     budget_tokens: int | None = None
     window: int = 128
 
@@ -187,6 +158,8 @@ class KVSpec:
             )
         if self.policy is not None and not isinstance(self.policy, KVPolicy):
             raise ValueError(f"policy must be a KVPolicy such as SnapKV(), not {self.policy!r}")
+        if not isinstance(self.allocation, Allocation):
+            raise ValueError(f"allocation must be an Allocation, not {self.allocation!r}")
         if self.policy is None:
             if self.budget_tokens is not None:
                 raise ValueError(

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from engine.cache import policies
+from engine.cache.allocations.uniform import Uniform
 from engine.cache.policies.sinks_recent import SinksRecent
 from engine.cache.policies.snapkv import SnapKV
-from engine.cache.policy import KVPolicy, KVSpec, ScorePolicy, Uniform
+from engine.cache.policy import KVPolicy, KVSpec, ScorePolicy
 from engine.cache.view import LayerView
 from tests.cache.harness import SHAPE, catch_up, make_cache, make_seq
 from tests.cache.scripted import Ragged
@@ -121,21 +122,6 @@ def test_in_the_cache_its_cells_and_pages_are_bounded(
     cache.release(slot)
     cache.check()
     assert cache.stats().used_pages == 0
-
-
-@pytest.mark.parametrize("allocation", [Uniform(), Ragged()], ids=repr)
-@pytest.mark.parametrize("budget", [24, 25, 128])
-def test_allocations_share_out_the_budget_exactly(
-    allocation: Uniform | Ragged, budget: int
-) -> None:
-    layers = allocation.layer_budgets(SHAPE, budget)
-    assert len(layers) == SHAPE.layers
-    assert sum(layers) == SHAPE.layers * budget
-    for total in layers:
-        valid = torch.ones(3, SHAPE.kv_heads, 200, dtype=torch.bool)
-        heads = allocation.head_budgets(torch.zeros(3, SHAPE.kv_heads, 200), valid, total)
-        assert heads.shape == (3, SHAPE.kv_heads)
-        assert (heads.sum(-1) == SHAPE.kv_heads * total).all()
 
 
 def test_sinks_recent_chooses_by_position_alone() -> None:

@@ -31,12 +31,12 @@ def test_text_makes_a_policy(text: str, policy: KVPolicy) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "isn't a policy: write name"),
-        ("snapkv(", "isn't a policy: write name"),
-        ("snapkv\0", "isn't a policy: write name"),
-        ("snapkv(16)", "isn't a policy: write name"),
-        ("a.b", "isn't a policy: write name"),
-        ("__import__('os').getcwd()", "isn't a policy: write name"),
+        ("", "isn't a KV policy: write name"),
+        ("snapkv(", "isn't a KV policy: write name"),
+        ("snapkv\0", "isn't a KV policy: write name"),
+        ("snapkv(16)", "isn't a KV policy: write name"),
+        ("a.b", "isn't a KV policy: write name"),
+        ("__import__('os').getcwd()", "isn't a KV policy: write name"),
         ("vse(sinks=4)", "there is no KV policy 'vse'; known: .*sinks_recent, snapkv"),
         ("snapkv(heads=4)", "there is no field heads; known: queries, kernel, group"),
         ("snapkv(**{'queries': 4})", r"there is no field \*\*"),
