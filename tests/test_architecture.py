@@ -14,7 +14,7 @@ ROWS = (
     ("cli", "terminal"),
     ("server",),
     ("service",),
-    ("engine", "build", "assembler", "progress"),
+    ("engine", "build", "calibrate", "assembler", "progress"),
     ("config", "output"),
     ("executor",),
     ("cache", "scheduler", "model", "sampling"),

@@ -8,7 +8,8 @@ keeps no state: what belongs to a sequence is in the view.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal, TypeGuard
 
 import torch
@@ -161,6 +162,8 @@ class KVSpec:
         if not isinstance(self.allocation, Allocation):
             raise ValueError(f"allocation must be an Allocation, not {self.allocation!r}")
         if self.policy is None:
+            if self.allocation != Uniform():
+                raise ValueError(f"allocation {self.allocation} needs a policy that evicts cells")
             if self.budget_tokens is not None:
                 raise ValueError(
                     f"budget_tokens={self.budget_tokens} needs a policy that keeps to it; "
@@ -177,6 +180,10 @@ class KVSpec:
         reason = self.policy.refuses(self.budget_tokens)
         if reason is not None:
             raise ValueError(f"policy {self.policy}: {reason}")
+
+    def measured(self, model: Path) -> KVSpec:
+        """This, with what was measured of the model whose files lie there."""
+        return replace(self, allocation=self.allocation.measured(model))
 
     @property
     def budget(self) -> int:
