@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -113,9 +114,10 @@ def test_what_cannot_be_measured_is_refused(model: Model, tmp_path: Path) -> Non
         file.write_text(text)
         with pytest.raises(ValueError, match=words):
             calibrate(spec, file, 0.93, None)
-    for prompts in ([], [""], [3]):
+    unfit: list[Any] = [[], [""], [3]]
+    for prompts in unfit:
         with pytest.raises(ValueError, match="calibration prompts must be"):
-            measure(spec, prompts)  # type: ignore[arg-type]
+            measure(spec, prompts)
     with pytest.raises(ValueError, match="coverage must be between 0 and 1, not 1"):
         measure(spec, ["x"], 1.0)
     with pytest.raises(ValueError, match="name another file with --out"):

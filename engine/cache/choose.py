@@ -6,17 +6,21 @@ import torch
 from torch import Tensor
 
 
-def kept_mask(utility: Tensor, valid: Tensor, budget: Tensor) -> Tensor:
-    """Which are each head's `budget` [S, H] best valid cells: [S, H, N] bool.
+def ranks(utility: Tensor, valid: Tensor) -> Tensor:
+    """Each cell's place among its head's valid ones, the best 0: [S, H, N] int64.
 
-    Of equal cells the later stays: it's the more recent one.
+    Of equal cells the later is better: it's the more recent one.
     """
     utility = utility.masked_fill(~valid, -torch.inf)
     best = utility.flip(-1).sort(dim=-1, descending=True, stable=True).indices  # of the flipped
     rank = torch.empty_like(best)
     index = torch.arange(valid.shape[-1], device=best.device)
-    rank.scatter_(-1, best, index.expand_as(best))
-    return valid & (rank.flip(-1) < budget[..., None])
+    return rank.scatter_(-1, best, index.expand_as(best)).flip(-1)
+
+
+def kept_mask(utility: Tensor, valid: Tensor, budget: Tensor) -> Tensor:
+    """Which are each head's `budget` [S, H] best valid cells (see `ranks`): [S, H, N] bool."""
+    return valid & (ranks(utility, valid) < budget[..., None])
 
 
 def keep_best(utility: Tensor, valid: Tensor, budget: Tensor) -> Tensor:

@@ -36,6 +36,10 @@ class KVPolicy(ABC):
     queries: int = 0
     streams_prompt: bool = False
 
+    def remembers(self, budget: int, window: int) -> int:
+        """How many last post-RoPE queries the view needs."""
+        return self.queries
+
     def peak(self, prompt: int, total: int, budget: int, window: int) -> int:
         """Cells a head needs at most, for a prompt and a total length; admission reserves them."""
         bounded = budget + window
@@ -62,7 +66,7 @@ class KVPolicy(ABC):
     def compact(self, view: LayerView, utility: Tensor, budget: Tensor) -> Compaction:
         """Which cells stay; `budget` [S, H] cells a head."""
 
-    def refuses(self, budget: int) -> str | None:
+    def refuses(self, budget: int, window: int) -> str | None:
         """Why the policy can't keep to a budget; None if it can."""
         return None
 
@@ -118,7 +122,7 @@ class ScorePolicy(KVPolicy):
             return sinks, (budget // 2).clamp(max=self.usual_recent)
         return sinks, (budget - sinks).clamp(max=self.recent)
 
-    def refuses(self, budget: int) -> str | None:
+    def refuses(self, budget: int, window: int) -> str | None:
         for name in ("sinks", "recent"):
             size = getattr(self, name)
             if size is not None and size < 0:
@@ -177,7 +181,7 @@ class KVSpec:
             )
         if not _integer(self.window) or self.window < 1:
             raise ValueError(f"window must be at least 1, not {self.window!r}")
-        reason = self.policy.refuses(self.budget_tokens)
+        reason = self.policy.refuses(self.budget_tokens, self.window)
         if reason is not None:
             raise ValueError(f"policy {self.policy}: {reason}")
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.cache.view import LayerView
 
 GROUPS = ("max", "mean", "softmax")
-"""How a kv head's query heads become one: see `group_attention`."""
+"""How a kv head's query heads become one: see `window_attention`."""
 
 Group = Literal["max", "mean", "softmax"]
 
@@ -27,51 +27,42 @@ def head_logits(queries: Tensor, k: Tensor) -> Tensor:
     slots, window, q_heads, dim = queries.shape
     kv_heads = k.shape[1]
     q = queries.float().view(slots, window, kv_heads, q_heads // kv_heads, dim)
-    q = q.permute(0, 2, 3, 1, 4).flatten(2, 3)  # [S, H, G * W, D]
-    logits = q @ k.float().mT * dim**-0.5  # [S, H, G * W, N]
-    return logits.unflatten(2, (-1, window))
+    q = q.permute(0, 2, 3, 1, 4).flatten(2, 3) * dim**-0.5  # [S, H, G * W, D]
+    return (q @ k.float().mT).unflatten(2, (-1, window))  # type: ignore[no-untyped-call]
 
 
 def attention(logits: Tensor, seen: Tensor) -> Tensor:
     """Softmax over the cells that each query sees; all zeros for a query that sees none.
 
-    logits [..., N], seen broadcast to it -> [..., N]
+    logits [..., N], overwritten; seen broadcast to it -> [..., N]
     """
-    masked = logits.masked_fill(~seen, -torch.inf)
-    top = masked.amax(-1, keepdim=True).clamp(min=torch.finfo(logits.dtype).min)
-    weights = (masked - top).exp()
-    return weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(logits.dtype).tiny)
+    logits.masked_fill_(~seen, torch.finfo(logits.dtype).min)
+    return logits.softmax(-1).mul_(seen.any(-1, keepdim=True))
 
 
-def group_attention(queries: Tensor, k: Tensor, seen: Tensor, group: Group) -> Tensor:
-    """What the query heads of a kv head attend to, as one: the softmax of the largest ("max") or
-    the mean logit of the group, or the mean of the heads' own softmaxes ("softmax").
+def window_attention(
+    view: LayerView, candidates: Tensor, group: Group, causal: bool = True
+) -> Tensor:
+    """What the remembered queries attend to among the candidates [S, H, N] (that came before them,
+    if causal), on average over the queries that exist: [S, H, N].
 
-    queries [S, W, Hq, D], k [S, H, N, D], seen broadcast to [S, H, W, N] -> [S, H, W, N]
+    The query heads of a kv head count as one: the softmax of the largest ("max") or the mean logit
+    of the group, or the mean of the heads' own softmaxes ("softmax").
     """
-    logits = head_logits(queries, k)  # [S, H, G, W, N]
-    if group == "softmax":
-        return attention(logits, seen.unsqueeze(2)).mean(2)
-    return attention(logits.amax(2) if group == "max" else logits.mean(2), seen)
-
-
-def mean_over_queries(weights: Tensor, query_pos: Tensor) -> Tensor:
-    """Mean over the queries that exist (position >= 0), 0 if there are none.
-
-    weights [S, H, W, N], query_pos [S, W] -> [S, H, N]
-    """
-    exists = (query_pos >= 0)[:, None, :, None]
-    return (weights * exists).sum(2) / exists.sum(2).clamp(min=1)
-
-
-def window_attention(view: LayerView, candidates: Tensor, group: Group) -> Tensor:
-    """What the remembered queries attend to among the candidates [S, H, N] that they see, on
-    average: [S, H, N]."""
     assert view.queries is not None
     assert view.query_pos is not None
-    sees = view.pos[:, :, None] <= view.query_pos[:, None, :, None]  # [S, H, W, N]
-    weights = group_attention(view.queries, view.k, sees & candidates[:, :, None], group)
-    return mean_over_queries(weights, view.query_pos)
+    seen = candidates[:, :, None]  # [S, H, 1, N]
+    if causal:
+        seen = seen & (view.pos[:, :, None] <= view.query_pos[:, None, :, None])  # [S, H, W, N]
+    exists = (view.query_pos >= 0).float()
+    share = (exists / exists.sum(-1, keepdim=True).clamp(min=1))[:, None, None]  # [S, 1, 1, W]
+    logits = head_logits(view.queries, view.k)  # [S, H, G, W, N]
+    if group == "softmax":
+        weights = attention(logits, seen.unsqueeze(2)).flatten(2, 3)
+        share = share.repeat(1, 1, 1, logits.shape[2]) / logits.shape[2]
+    else:
+        weights = attention(logits.amax(2) if group == "max" else logits.mean(2), seen)
+    return (share @ weights)[:, :, 0]
 
 
 def older(view: LayerView, recent: Tensor | int) -> Tensor:
@@ -99,14 +90,14 @@ def redundancy(k: Tensor, valid: Tensor, threshold: float | None) -> Tensor:
     """
     keys = F.normalize(k.float(), dim=-1) * valid[..., None]
     cells = keys.shape[2]
-    index = torch.arange(cells, device=k.device)
+    index = torch.arange(cells, device=k.device, dtype=torch.float32)
     total = torch.zeros_like(keys[..., 0])
     for start in range(0, cells, _ROWS):
         alike = keys[:, :, start : start + _ROWS] @ keys.mT  # [S, H, R, N]
         own = index[start : start + _ROWS, None]
         alike.masked_fill_(index == own, 0.0)
         if threshold is not None:
-            newest = torch.where(alike > threshold, index, 0).amax(-1, keepdim=True)
-            alike.scatter_(-1, newest, 0.0)
+            newest = torch.where(alike > threshold, index, 0.0).amax(-1, keepdim=True)
+            alike.scatter_(-1, newest.long(), 0.0)
         total += alike.sum(2)
     return attention(total / valid.sum(-1, keepdim=True).clamp(min=1), valid)

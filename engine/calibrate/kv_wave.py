@@ -18,6 +18,7 @@ from engine import build
 from engine.cache.allocations.reasonalloc import wave_file
 from engine.cache.wave import WaveKV
 from engine.config import ModelSpec
+from engine.model.checkpoint import open_checkpoint
 from engine.model.decoder import StepContext
 from engine.request import MAIN
 
@@ -62,7 +63,7 @@ def read_prompts(file: Path | None) -> list[str]:
 def calibrate(spec: ModelSpec, prompts: Path | None, coverage: float, out: Path | None) -> Path:
     """Measure and write the profile; where it went."""
     texts = read_prompts(prompts)
-    checkpoint = build.open_checkpoint(spec.model)
+    checkpoint = open_checkpoint(spec.model)
     file = wave_file(checkpoint.path) if out is None else out
     if not os.access(file.resolve().parent, os.W_OK):
         raise ValueError(f"{file} can't be written; name another file with --out")

@@ -15,7 +15,8 @@ from engine.cache.policies.snapkv import SnapKV
 from engine.cache.policies.tova import TOVA
 from engine.cache.policy import ScorePolicy
 from engine.cache.view import LayerView
-from tests.cache.views import GROUP, make_view
+from tests.cache.formulas import attended, held, pooled, softmax
+from tests.cache.views import make_view
 
 COUNTS = [[90, 41], [23, 60]]
 
@@ -31,47 +32,6 @@ def view_of(policy: ScorePolicy, last: int | None = None) -> LayerView:
     if policy.queries > 1:
         query_pos[0, 0] = -1  # there were fewer
     return view._replace(query_pos=query_pos)
-
-
-def softmax(logits: dict[int, float]) -> dict[int, float]:
-    total = sum(math.exp(x) for x in logits.values())
-    return {i: math.exp(x) / total for i, x in logits.items()}
-
-
-def one_query(
-    view: LayerView, slot: int, head: int, row: int, skip: int, group: str
-) -> list[float]:
-    """What one query gives each cell of a head, its last `skip` cells not in question."""
-    assert view.queries is not None
-    assert view.query_pos is not None
-    cells, at = COUNTS[slot][head], int(view.query_pos[slot, row])
-    seen = [i for i in range(cells - skip) if int(view.pos[slot, head, i]) <= at]
-    heads = view.queries[slot, row, head * GROUP : (head + 1) * GROUP]
-    logits = [{i: float(q @ view.k[slot, head, i]) / math.sqrt(8) for i in seen} for q in heads]
-    if group == "softmax":
-        each = [softmax(x) for x in logits]
-        weights = {i: sum(x[i] for x in each) / GROUP for i in seen}
-    elif group == "max":
-        weights = softmax({i: max(x[i] for x in logits) for i in seen})
-    else:
-        weights = softmax({i: sum(x[i] for x in logits) / GROUP for i in seen})
-    return [weights.get(i, 0.0) for i in range(cells)]
-
-
-def attended(view: LayerView, slot: int, head: int, skip: int, group: str) -> list[float]:
-    """The mean over the queries that exist."""
-    assert view.query_pos is not None
-    rows = [r for r, p in enumerate(view.query_pos[slot].tolist()) if p >= 0]
-    each = [one_query(view, slot, head, r, skip, group) for r in rows]
-    return [sum(column) / len(rows) for column in zip(*each, strict=True)]
-
-
-def pooled(scores: list[float], kernel: int, how: str) -> list[float]:
-    reach, out = kernel // 2, []
-    for i in range(len(scores)):
-        near = scores[max(0, i - reach) : i + reach + 1]
-        out.append(max(near) if how == "max" else sum(near) / kernel)
-    return out
 
 
 def snapkv(policy: SnapKV, view: LayerView, slot: int, head: int) -> list[float]:
@@ -99,7 +59,7 @@ def alike(policy: RKV, keys: Tensor) -> list[float]:
 def rkv(policy: RKV, view: LayerView, slot: int, head: int) -> list[float]:
     seen = attended(view, slot, head, policy.queries, policy.group)
     seen = pooled(seen, policy.kernel, policy.pool)
-    same = alike(policy, view.k[slot, head, : COUNTS[slot][head]])
+    same = alike(policy, view.k[slot, head, : held(view, slot, head)])
     return [policy.mix * a - (1 - policy.mix) * b for a, b in zip(seen, same, strict=True)]
 
 
@@ -108,10 +68,10 @@ def h2o(policy: H2O, view: LayerView, slot: int, head: int) -> list[float]:
 
 
 def tova(policy: TOVA, view: LayerView, slot: int, head: int) -> list[float]:
-    total = [0.0] * COUNTS[slot][head]
+    total = [0.0] * held(view, slot, head)
     for other in range(2):
         theirs = attended(view, slot, other, 0, "softmax")
-        positions = view.pos[slot, other, : COUNTS[slot][other]].tolist()
+        positions = view.pos[slot, other, : held(view, slot, other)].tolist()
         for i in range(len(total)):
             pos = int(view.pos[slot, head, i])
             if pos in positions:
@@ -124,7 +84,7 @@ def knorm(policy: Knorm, view: LayerView, slot: int, head: int) -> list[float]:
 
 
 def keydiff(policy: KeyDiff, view: LayerView, slot: int, head: int) -> list[float]:
-    keys = view.k[slot, head, : COUNTS[slot][head]]
+    keys = view.k[slot, head, : held(view, slot, head)]
     mean = torch.stack([key / key.norm() for key in keys]).mean(0)
     return [-float(torch.cosine_similarity(key, mean, 0)) for key in keys]
 
