@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 
+from engine.cache.format import cell_dtype
 from engine.cache.paged import PagedCache
 from engine.cache.policy import KVSpec
 from engine.cache.view import KVShape
@@ -198,7 +199,9 @@ def build_executors(
     )
     executors = {}
     for role, m in models.items():
-        spec = AttentionSpec(m.shape.head_dim, m.shape.group, m.device.type, m.dtype, m.dtype)
+        cells = cell_dtype(m.spec.kv.format, m.dtype)
+        head = (m.shape.head_dim, m.shape.group)
+        spec = AttentionSpec(*head, m.device.type, m.dtype, cells, m.spec.kv.bias)
         cache = PagedCache(
             m.shape,
             m.spec.kv,

@@ -254,7 +254,7 @@ class Engine:
         if id in self._requests:
             raise ValueError(f"the request id {id!r} is in use; ids of live requests are unique")
         tokens, messages = self._tokens(prompt)
-        self._check_fits(len(tokens))
+        self._check_fits(len(tokens), params.kv_budget)
         check_ids(params, self._vocab_size)
         seed = self._random.getrandbits(63) if params.seed is None else params.seed
         choices = [
@@ -314,7 +314,7 @@ class Engine:
     def _vocab_size(self) -> int:
         return min(m.checkpoint.config.vocab_size for m in self.models.values())
 
-    def _check_fits(self, tokens: int) -> None:
+    def _check_fits(self, tokens: int, kv_budget: int | str | None) -> None:
         if tokens == 0:
             raise ValueError("the prompt is empty: give it at least one token")
         if tokens >= self.max_model_len:
@@ -322,7 +322,8 @@ class Engine:
                 f"the prompt has {tokens} tokens; this engine's maximum context length is "
                 f"{self.max_model_len}, and at least one token must be generated"
             )
-        reason = self._scheduler.refuses(tokens)
+        reason = self.config.models[MAIN].kv.refuses(kv_budget)
+        reason = reason or self._scheduler.refuses(tokens, kv_budget)
         if reason is not None:
             raise ValueError(reason)
 

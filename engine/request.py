@@ -45,7 +45,9 @@ class SamplingParams:
     sampled token's and the k best. `stop` strings are matched in the text of the answer, and in the
     thinking too with `stop_in_thinking`; special tokens have no text: use `stop_token_ids` for
     them. `thinking_token_budget` closes the thinking after exactly that many tokens. `max_tokens`
-    None: up to the context's end. `n` choices differ by lineage.
+    None: up to the context's end. `n` choices differ by lineage. `kv_budget` cells a head are kept
+    of the KV cache instead of the server's budget, which it can't exceed; "full" keeps them all,
+    where the server allows it. Caches of other roles than the main one follow as far as they can.
     """
 
     n: int = 1
@@ -70,6 +72,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     thinking_token_budget: int | None = None
+    kv_budget: int | Literal["full"] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -103,6 +106,7 @@ _INTEGERS = frozenset(
         "logprobs",
         "prompt_logprobs",
         "thinking_token_budget",
+        "kv_budget",
     )
 )
 
@@ -124,6 +128,7 @@ _OPTIONAL = frozenset(
         "logprobs",
         "prompt_logprobs",
         "thinking_token_budget",
+        "kv_budget",
     )
 )
 
@@ -149,6 +154,8 @@ def _check_params(p: SamplingParams) -> None:
     for name in _FLAGS:
         if not isinstance(getattr(p, name), bool):
             raise ValueError(f"{name} must be True or False, not {getattr(p, name)!r}")
+    if p.kv_budget != "full":
+        _check_range("kv_budget", p.kv_budget, 1, float("inf"), 'at least 1, or "full"')
     _check_stop(p.stop)
     _check_ids("stop_token_ids", p.stop_token_ids)
     if p.allowed_token_ids is not None:

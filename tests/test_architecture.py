@@ -18,7 +18,7 @@ ROWS = (
     ("config", "output"),
     ("executor",),
     ("cache", "scheduler", "model", "sampling"),
-    ("kernels", "request", "metrics", "host"),
+    ("kernels", "request", "metrics", "host", "noise"),
 )
 ROW = {name: i for i, row in enumerate(ROWS) for name in row}
 

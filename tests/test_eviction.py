@@ -99,7 +99,8 @@ def test_budgets_are_kept_and_memory_is_freed(kv: KVSpec, make_engine: MakeEngin
             expected = torch.tensor([[BUDGET] * HEADS] * LAYERS)
             if isinstance(kv.allocation, Ragged):
                 expected = torch.tensor([[BUDGET + 2, BUDGET - 12], [BUDGET + 12, BUDGET - 2]])
-            assert torch.equal(tape.held["x"].long(), expected)
+            # the first is due once the smallest layer is full; others may hold less then
+            assert torch.equal(tape.held["x"].long(), expected.clamp(max=compacted[-1]))
         if compacted:
             most = max(most, stats.used_pages)
     stats = engine.stats().kv["main"]

@@ -1,15 +1,17 @@
 """Who may take how many pages: promises made at admission, and what they leave for others.
 
-A bounded slot (one with a policy) is promised its peak, so it's never preempted for want of pages;
-a page that several slots share counts for each, because a compaction may un-share it. A growing
-slot (the full cache) is promised its tokens so far and a page a head more; beyond that it takes
-what is there. `spare` rooms wait for children: a borrowed one goes back when the child goes, and if
-the lender goes first, its child inherits what it had.
+A bounded slot is promised its peak, so it's never preempted for want of pages of its own. A growing
+slot (the full cache, or a policy that isn't bounded) is promised what its tokens so far need and a
+page a head more; beyond that it takes what is there. Where no slot is ever compacted, a page that
+several share counts once; elsewhere it counts for each, because a compaction may un-share it.
+`spare` rooms wait for children: a borrowed one goes back when the child goes, and if the lender
+goes first, its child inherits what it had.
 """
 
 from __future__ import annotations
 
-from engine.cache.pages import PAGE, PagePool
+from engine.cache.budgets import Budgets
+from engine.cache.pages import PagePool
 from engine.cache.policy import KVSpec
 from engine.cache.tables import Tables
 from engine.cache.view import KVShape
@@ -19,10 +21,12 @@ from engine.request import Sequence
 class Ledger:
     """Promises, in pages, of every slot."""
 
-    def __init__(self, shape: KVShape, spec: KVSpec, pool: PagePool, tables: Tables) -> None:
+    def __init__(
+        self, shape: KVShape, spec: KVSpec, budgets: Budgets, pool: PagePool, tables: Tables
+    ) -> None:
         slots = len(tables.computed)
-        self.growing = spec.policy is None
-        self._spec = spec
+        self.shares = spec.policy is None  # whether a shared page counts once
+        self._budgets = budgets
         self._heads = shape.layers * shape.kv_heads
         self._pool = pool
         self._tables = tables
@@ -32,32 +36,26 @@ class Ledger:
         self._unit = [0] * slots  # what a spare room is
         self._lender = [-1] * slots
 
-    def least(self, prompt: int) -> int:
+    def least(self, prompt: int, budget: int) -> int:
         """Pages without which a prompt and one token can't run."""
-        return self._heads * -(-self._peak(prompt, prompt + 1) // PAGE)
+        return self._budgets.pages(budget, prompt, prompt + 1)
 
-    def _peak(self, prompt: int, total: int) -> int:
-        spec = self._spec
-        if spec.policy is None:
-            return total
-        return spec.policy.peak(prompt, total, spec.budget, spec.window)
-
-    def promise(self, seq: Sequence, max_len: int) -> int:
+    def promise(self, seq: Sequence, budget: int, max_len: int) -> int:
         """Pages to promise at admission. A sequence too large for the pool is promised all of it
         and ends when that is full."""
         total = len(seq.tokens)
-        if not self.growing:
+        if not self._budgets.grows(budget):
             new = max_len if seq.params.max_tokens is None else seq.params.max_tokens
             total = min(max_len, max(total + 1, seq.prompt_len + new))
         # One page a head more: a bounded slot's heads are ragged, a growing one runs a little.
-        pages = -(-self._peak(seq.prompt_len, total) // PAGE) + 1
-        return min(self._heads * pages, self._pool.pages)
+        pages = self._budgets.pages(budget, seq.prompt_len, total, spare=1)
+        return min(pages, self._pool.pages)
 
     def available(self) -> int:
         """Pages that nobody was promised."""
         held, promised = self._tables.held_pages, self.promised
         spare = sum(self.spare[s] * self._unit[s] for s in self.live)
-        if self.growing:
+        if self.shares:
             owed = sum(max(promised[s] - held[s], 0) for s in self.live)
             return self._pool.free + self._pool.idle - owed - spare
         return self._pool.pages - sum(max(promised[s], held[s]) for s in self.live) - spare
@@ -65,19 +63,19 @@ class Ledger:
     def room(self, slot: int) -> int:
         """Pages that the slot may take now."""
         own = max(self.promised[slot] - self._tables.held_pages[slot], 0)
-        # Truncating shared pages frees none: then growing slots' promises fall short.
+        # Truncating shared pages frees none: then promises of slots that share fall short.
         return max(self.available() + own, 0)
 
     def copied(self, slot: int, pages: int) -> None:
         """The slot holds as many pages as before, but these it shared and now are its own."""
-        if self.growing:
+        if self.shares:
             self.promised[slot] -= pages
 
     def admit(self, slot: int, promise: int, spare: int, shared: int) -> bool:
-        """Promise, if there's room. A growing slot gets `shared` pages that others use anyway."""
-        unit = self._heads if self.growing else promise
+        """Promise, if there's room; `shared` pages are used by others anyway."""
+        unit = self._heads if self.shares else promise
         spare = min(spare, (self._pool.pages - promise) // unit)
-        cost = promise + spare * unit - (shared if self.growing else 0)
+        cost = promise + spare * unit - (shared if self.shares else 0)
         if cost > self.available():
             return False
         self._enter(slot, promise, spare, unit)
@@ -86,9 +84,11 @@ class Ledger:
     def fork(self, slot: int, child: int, branch: bool, spare: int) -> bool:
         """Promise a child of `slot` its room: a branch takes a spare one if there is one."""
         held, unit = self._tables.held_pages[slot], self._unit[slot]
-        promise = held + unit if self.growing else unit
+        promise = unit
+        if self._budgets.grows(self._tables.budget[slot]):
+            promise = held + self._heads if self.shares else max(held + self._heads, unit)
         borrowed = branch and self.spare[slot] > 0
-        cost = spare * unit + (unit if self.growing else max(unit, held))
+        cost = spare * unit + (unit if self.shares else max(promise, held))
         if cost - (unit if borrowed else 0) > self.available():
             return False
         self._enter(child, promise, spare, unit)
@@ -115,6 +115,6 @@ class Ledger:
             self.spare[heirs[0]] += self.spare[slot] + 1
 
     def check(self) -> None:
-        if not self.growing:
+        if not self.shares:
             assert self.available() >= 0, "more promised than there is"
         assert all(self.spare[s] >= 0 for s in self.live)

@@ -1,7 +1,8 @@
 """How cells are stored: plain rows of the model's dtype, or another float's, in one pool.
 
-K and V are [pages, 16, D], the tokens' positions [pages, 16]; every head of every layer draws its
-pages from the same pool. Cells are addressed flat: page * 16 + offset.
+K and V are [pages, 16, D], the tokens' positions [pages, 16], and so are the cells' biases, where a
+policy gives any; every head of every layer draws its pages from the same pool. Cells are addressed
+flat: page * 16 + offset.
 """
 
 from __future__ import annotations
@@ -29,23 +30,38 @@ class Cells(NamedTuple):
     k: Tensor  # [N, D]
     v: Tensor  # [N, D]
     pos: Tensor  # [N] int32
+    bias: Tensor | None  # [N] float32
 
 
 class CellStore:
     """The pools. Indices are flat cells [N], int64 on the pools' device."""
 
-    def __init__(self, pages: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        pages: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        bias: bool = False,
+    ) -> None:
         self.k = zeros((pages, PAGE, head_dim), dtype, device)
         self.v = zeros((pages, PAGE, head_dim), dtype, device)
         self.pos = zeros((pages, PAGE), torch.int32, device)
+        self.bias = zeros((pages, PAGE), torch.float32, device) if bias else None
         self._k = self.k.view(-1, head_dim)
         self._v = self.v.view(-1, head_dim)
         self._pos = self.pos.view(-1)
+        self._bias = None if self.bias is None else self.bias.view(-1)
 
     @staticmethod
     def page_bytes(head_dim: int, dtype: torch.dtype) -> int:
         """K, V and positions of one page."""
         return PAGE * (2 * head_dim * dtype.itemsize + 4)
+
+    @staticmethod
+    def page_side_bytes(bias: bool) -> int:
+        """What a page has beside them: biases."""
+        return PAGE * 4 if bias else 0
 
     def write(self, cells: Tensor, k: Tensor, v: Tensor) -> None:
         """k, v [N, D] into distinct cells. No value is NaN or infinite in there: attention gives a
@@ -56,10 +72,17 @@ class CellStore:
     def write_pos(self, cells: Tensor, pos: Tensor) -> None:
         self._pos[cells] = pos
 
+    def write_bias(self, cells: Tensor, bias: Tensor | float) -> None:
+        """Of stores that have biases; others have nothing to write."""
+        if self._bias is not None:
+            self._bias[cells] = bias
+
     def read(self, cells: Tensor) -> Cells:
-        return Cells(*(pool.index_select(0, cells) for pool in (self._k, self._v, self._pos)))
+        k, v, pos = (pool.index_select(0, cells) for pool in (self._k, self._v, self._pos))
+        return Cells(k, v, pos, None if self._bias is None else self._bias.index_select(0, cells))
 
     def copy(self, src: Tensor, dst: Tensor) -> None:
         """Whole pages, [n] int64 ids each."""
-        for pool in (self.k, self.v, self.pos):
-            pool[dst] = pool[src]
+        for pool in (self.k, self.v, self.pos, self.bias):
+            if pool is not None:
+                pool[dst] = pool[src]

@@ -14,16 +14,18 @@ import numpy as np
 import torch
 
 from engine.cache.admission import Ledger
+from engine.cache.budgets import Budgets
 from engine.cache.compact import Compactor
 from engine.cache.format import CellStore, cell_dtype
 from engine.cache.pages import PAGE, Ints, PagePool
 from engine.cache.parts import Parts
+from engine.cache.points import Points
 from engine.cache.policy import KVSpec
 from engine.cache.prefix import PrefixCache, chain_keys
 from engine.cache.ring import QueryRing
 from engine.cache.room import make_room
 from engine.cache.step import Rows, StepKV
-from engine.cache.tables import NEVER, Tables, pages_for
+from engine.cache.tables import Tables, Whose, pages_for
 from engine.cache.view import KVShape
 from engine.kernels.attention import Attend
 from engine.request import Admission, Sequence
@@ -36,10 +38,10 @@ class KVStats(NamedTuple):
     used_pages: int  # referred to by slots
     free_pages: int
     prefix_pages: int  # kept for prompts to come, and evictable
-    page_bytes: int
+    page_bytes: int  # of keys, values and positions
     peak_pages: int  # most that slots referred to at once
-    side_bytes: int  # tables and query rings of all slots, beside the pages
-    used_side_bytes: int  # of the slots in use
+    side_bytes: int  # what isn't cells: biases of all pages, tables and query rings of all slots
+    used_side_bytes: int  # of the pages and slots in use
     evicted_cells: int
 
     @property
@@ -71,52 +73,59 @@ class PagedCache:
     ) -> None:
         self.shape = shape
         self.max_len = max_len
-        self._page_bytes = self.page_bytes(shape, spec, dtype)
+        cells = cell_dtype(spec.format, dtype)
+        self._page_bytes = CellStore.page_bytes(shape.head_dim, cells)
+        self._page_side_bytes = CellStore.page_side_bytes(spec.bias)
         self._slot_bytes = self.slot_bytes(shape, spec, dtype, max_len)
         self._slots = slots
         self._attend = attend
-        self._store = CellStore(pages, shape.head_dim, cell_dtype(spec.format, dtype), device)
+        self._spec = spec
+        self._store = CellStore(pages, shape.head_dim, cells, device, spec.bias)
         self._pool = PagePool(pages)
         self._prefix = PrefixCache(self._pool)
         self._tables = Tables(shape, slots, max_len)
-        self._ledger = Ledger(shape, spec, self._pool, self._tables)
+        self._budgets = Budgets(shape, spec)
+        self._points = Points(spec, self._budgets, self._tables)
+        self._ledger = Ledger(shape, spec, self._budgets, self._pool, self._tables)
         self._free_slots = list(range(slots))[::-1]
         self._keys: list[list[bytes]] = [[] for _ in range(slots)]  # of the prompts' full pages
         self._asked: tuple[Sequence | None, list[bytes]] = (None, [])  # the last to ask: its keys
         self._evicted = 0
         self._ring: QueryRing | None = None
         self._compactor: Compactor | None = None
-        self._queries = 0 if spec.policy is None else spec.policy.queries
+        self._queries = spec.queries
         if self._queries:
             self._ring = QueryRing(shape, self._queries, slots, dtype, device)
         self._parts = Parts(self._tables, self._store, self._pool, self._prefix, self._ring)
         if spec.policy is not None:
-            self._compactor = Compactor(spec.policy, shape, spec, self._parts)
+            self._compactor = Compactor(spec.policy, spec, self._budgets, self._parts)
 
     @staticmethod
     def page_bytes(shape: KVShape, spec: KVSpec, dtype: torch.dtype) -> int:
-        """K, V and positions of one page."""
-        return CellStore.page_bytes(shape.head_dim, cell_dtype(spec.format, dtype))
+        """One page, all told."""
+        cells = CellStore.page_bytes(shape.head_dim, cell_dtype(spec.format, dtype))
+        return cells + CellStore.page_side_bytes(spec.bias)
 
     @staticmethod
     def slot_bytes(shape: KVShape, spec: KVSpec, dtype: torch.dtype, max_len: int) -> int:
         """A slot's side state: its tables, and the queries that its policy remembers."""
-        queries = 0 if spec.policy is None else spec.policy.queries
-        ring = QueryRing.slot_bytes(shape, queries, dtype)
+        ring = QueryRing.slot_bytes(shape, spec.queries, dtype)
         return Tables.slot_bytes(shape, max_len) + ring
 
     # Capacity: what the scheduler sees
 
-    def refuses(self, tokens: int) -> str | None:
-        """Why a prompt of so many tokens and one more can never be held; None if it can."""
+    def refuses(self, tokens: int, kv_budget: int | str | None = None) -> str | None:
+        """Why a prompt of so many tokens and one more can never be held, at the budget that the
+        request asks for; None if it can."""
         if tokens + 1 > self.max_len:
             return f"{tokens} prompt tokens and one more exceed max_model_len={self.max_len}"
-        need = self._ledger.least(tokens)
+        need = self._ledger.least(tokens, self._spec.granted(kv_budget))
         if need > self._pool.pages:
+            page = self._page_bytes + self._page_side_bytes
             return (
                 f"{tokens} prompt tokens and one more need {need} pages of KV cache"
-                f" ({need * self._page_bytes} bytes); it has {self._pool.pages}"
-                f" ({self._pool.pages * self._page_bytes} bytes)"
+                f" ({need * page} bytes); it has {self._pool.pages}"
+                f" ({self._pool.pages * page} bytes)"
             )
         return None
 
@@ -127,15 +136,16 @@ class PagedCache:
         slot, tables = self._free_slots[-1], self._tables
         tables.clear(slot)
         tables.prompt_len[slot] = seq.prompt_len
-        tables.point[slot] = self._next_point(slot)
+        budget = tables.budget[slot] = self._spec.granted(seq.params.kv_budget)
+        self._points.renew(slot)
         keys = self._keys_of(seq)
         hit = [] if seq.params.prompt_logprobs is not None else self._prefix.match(keys)
         # At least one prompt token runs, and every token whose query the policy remembers.
-        most = min(seq.prompt_len - 1, tables.point[slot] - max(self._queries, 1))
+        most = min(seq.prompt_len - 1, tables.early[slot] - max(self._queries, 1))
         hit = hit[: max(most, 0) // PAGE]
         pages = np.stack(hit, axis=-1) if hit else np.empty((0,), np.int32)  # [L * H, n]
         shared = int(np.count_nonzero(self._pool.refs[pages] > 1))
-        promise = self._ledger.promise(seq, self.max_len)
+        promise = self._ledger.promise(seq, budget, self.max_len)
         if not self._ledger.admit(slot, promise, spare, shared):
             return None
         self._free_slots.pop()
@@ -167,6 +177,8 @@ class PagedCache:
             # the slot was forked at its point, or adopted in the step that reached it: nobody
             # compacted it after that step, and no cell may follow before
             self.compress([slot])
+        tables.whose[slot] = Whose(seq.seed, seq.lineage, seq.thought_ends)
+        self._points.look(slot)
         start = tables.computed[slot]
         end = min(start + tokens, tables.point[slot], self.max_len)
         if end > tables.ready[slot]:
@@ -199,7 +211,7 @@ class PagedCache:
             pos = 0
             self._pool.drop(tables.used(slot))
             tables.clear(slot)
-            tables.point[slot] = self._next_point(slot)
+            self._points.renew(slot)
         else:
             tables.length[slot] -= tables.computed[slot] - pos
             self._pool.drop(tables.shrink(slot, pages_for(tables.length[slot])))
@@ -242,9 +254,7 @@ class PagedCache:
         for slot in slots:
             if self._tables.computed[slot] >= self._tables.point[slot]:
                 self._evicted += self._compactor.compact(slot)
-
-    def _next_point(self, slot: int) -> int:
-        return NEVER if self._compactor is None else self._compactor.next_point(slot)
+                self._points.renew(slot)
 
     # For people and tests
 
@@ -257,8 +267,10 @@ class PagedCache:
             prefix_pages=pool.idle,
             page_bytes=self._page_bytes,
             peak_pages=pool.peak,
-            side_bytes=self._slots * self._slot_bytes,
-            used_side_bytes=len(self._ledger.live) * self._slot_bytes,
+            side_bytes=self._slots * self._slot_bytes + pool.pages * self._page_side_bytes,
+            used_side_bytes=(
+                len(self._ledger.live) * self._slot_bytes + pool.used * self._page_side_bytes
+            ),
             evicted_cells=self._evicted,
         )
 
@@ -290,7 +302,8 @@ class PagedCache:
             refs[used] += 1
             assert (tables.taken[slot] >= pages_for(tables.length[slot])).all()
             assert tables.ready[slot] >= tables.computed[slot]
-            assert not tables.compacted_at[slot] or tables.compacted_at[slot] < tables.point[slot]
+            assert tables.compacted_at[slot] < tables.early[slot] <= tables.point[slot]
+            assert tables.point[slot] <= tables.limit[slot]
             for layer in range(self.shape.layers):
                 for pos in self.positions(slot, layer):
                     assert (np.diff(pos) > 0).all(), "positions ascend"

@@ -27,14 +27,19 @@ MIN_BUDGET = 4
 class KVPolicy(ABC):
     """WHEN a slot is compacted and HOW.
 
-    `held` is the cells a head held after the last compaction (on average over heads), `fresh` the
-    cells appended since. `due` is monotone in `fresh`. `queries` is how many last post-RoPE queries
-    the view needs. A policy whose `streams_prompt` is false lets the prompt be cached whole and is
-    first asked when the prompt's last token is in; one that streams is asked all the way.
+    What the hot path must supply: `queries`, how many last post-RoPE queries the view needs, and
+    `bias`, whether cells carry one. What becomes of the prompt: it is compacted while it is read
+    (`streams_prompt`), or never on offer nor counted, as budgets are of what is generated
+    (`keeps_prompt`), or cached whole, and the policy is first asked at its last token. `bounded` is
+    false where the peak grows with the output: then admission promises the need of the tokens so
+    far, and running out preempts.
     """
 
     queries: int = 0
+    bias: bool = False
     streams_prompt: bool = False
+    keeps_prompt: bool = False
+    bounded: bool = True
 
     def remembers(self, budget: int, window: int) -> int:
         """How many last post-RoPE queries the view needs."""
@@ -43,15 +48,26 @@ class KVPolicy(ABC):
     def peak(self, prompt: int, total: int, budget: int, window: int) -> int:
         """Cells a head needs at most, for a prompt and a total length; admission reserves them."""
         bounded = budget + window
+        if self.keeps_prompt:
+            return min(total, prompt + bounded)
         return min(total, bounded if self.streams_prompt else max(prompt, bounded))
 
-    def due(self, held: int, fresh: int, budget: int, window: int) -> bool:
-        """Whether to compact now. Asked after every appended cell."""
+    def due(
+        self, held: int, fresh: int, budget: int, window: int, thought_ended: bool = False
+    ) -> bool:
+        """Whether to compact now. Asked of each layer and after every cell; one that is due is due
+        for all.
+
+        `budget` is the layer's, `held` the cells that its heads held after the last compaction (on
+        average), `fresh` the cells appended since. Monotone in `fresh`, and due at a thought's end
+        wherever it would be elsewhere.
+        """
         return fresh > 0 and held + fresh >= budget + window
 
-    def span(self, cells: int, budget: int, window: int) -> tuple[int, int]:
-        """Which cells [start, end) of `cells` (the largest head's count) are on offer."""
-        return 0, cells
+    def span(self, prompt: int, last: int, now: int) -> tuple[int, int]:
+        """Positions [start, end) whose cells are on offer, for a prompt of so many tokens, the last
+        compaction after `last` tokens (0: none yet) and this one after `now`."""
+        return prompt if self.keeps_prompt else 0, now
 
     @abstractmethod
     def utility(self, view: LayerView, budget: int) -> Tensor:
@@ -136,6 +152,10 @@ class ScorePolicy(KVPolicy):
         return None
 
 
+FULL = 2**30
+"""The budget of a slot that is never compacted."""
+
+
 def _integer(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -145,8 +165,9 @@ class KVSpec:
     """How a model's cache stores and bounds its cells.
 
     `policy` None is the full cache. `budget_tokens` cells a head stay after a compaction, on
-    average, everything counted; `window` more may be appended before the next one. `format` "auto"
-    stores cells in the model's dtype.
+    average, everything counted; `window` more may be appended before the next one. A request may
+    ask for a smaller budget (`SamplingParams.kv_budget`), and with `allow_full` for the full cache.
+    `format` "auto" stores cells in the model's dtype.
     """
 
     format: Literal["auto", "fp32", "bf16"] = "auto"
@@ -154,6 +175,7 @@ class KVSpec:
     allocation: Allocation = field(default_factory=Uniform)
     budget_tokens: int | None = None
     window: int = 128
+    allow_full: bool = False
 
     def __post_init__(self) -> None:
         if self.format not in ("auto", "fp32", "bf16"):
@@ -165,6 +187,8 @@ class KVSpec:
             raise ValueError(f"policy must be a KVPolicy such as SnapKV(), not {self.policy!r}")
         if not isinstance(self.allocation, Allocation):
             raise ValueError(f"allocation must be an Allocation, not {self.allocation!r}")
+        if not isinstance(self.allow_full, bool):
+            raise ValueError(f"allow_full must be True or False, not {self.allow_full!r}")
         if self.policy is None:
             if self.allocation != Uniform():
                 raise ValueError(f"allocation {self.allocation} needs a policy that evicts cells")
@@ -191,6 +215,36 @@ class KVSpec:
 
     @property
     def budget(self) -> int:
-        """`budget_tokens` of a spec with a policy."""
-        assert self.budget_tokens is not None
-        return self.budget_tokens
+        """`budget_tokens`; FULL without a policy."""
+        return FULL if self.budget_tokens is None else self.budget_tokens
+
+    @property
+    def queries(self) -> int:
+        """How many last queries of a slot are remembered."""
+        return 0 if self.policy is None else self.policy.remembers(self.budget, self.window)
+
+    @property
+    def bias(self) -> bool:
+        """Whether cells carry a bias."""
+        return self.policy is not None and self.policy.bias
+
+    def refuses(self, asked: int | str | None) -> str | None:
+        """Why a request can't have the budget that it asks for; None if it can."""
+        if asked is None or (self.policy is None and asked == "full"):
+            return None
+        if self.policy is None:
+            return f"kv_budget={asked}: this cache has no policy and holds every cell; leave it out"
+        if isinstance(asked, str):
+            if self.allow_full:
+                return None
+            return 'kv_budget="full" isn\'t allowed here; KVSpec(allow_full=True) would allow it'
+        if not MIN_BUDGET <= asked <= self.budget:
+            return f"kv_budget must be from {MIN_BUDGET} to this cache's {self.budget}, not {asked}"
+        reason = self.policy.refuses(asked, self.window)
+        return reason and f"kv_budget={asked}: policy {self.policy}: {reason}"
+
+    def granted(self, asked: int | str | None) -> int:
+        """The budget of a request that asks so; this cache's own where it can't have another."""
+        if isinstance(asked, str):
+            return FULL if self.allow_full else self.budget
+        return self.budget if asked is None else min(asked, self.budget)

@@ -43,13 +43,13 @@ class QueryRing:
     def slot_bytes(shape: KVShape, window: int, dtype: torch.dtype) -> int:
         return shape.layers * window * (shape.q_heads * shape.head_dim * dtype.itemsize + 8)
 
-    def select(self, slots: Positions, pos: Positions, points: Positions) -> Remembered | None:
-        """Which of a step's tokens [T] the compactions at `points` will read."""
-        tokens = np.flatnonzero(pos >= points - self.window)
+    def select(self, slots: Positions, pos: Positions, ends: Positions) -> Remembered | None:
+        """Which of a step's tokens [T] are among the last W before `ends`."""
+        tokens = np.flatnonzero(pos >= ends - self.window)
         if not tokens.size:
             return None
         slots, pos, device = slots[tokens], pos[tokens], self.data.device
-        # Of a row longer than W only the last W are selected, so the rows are distinct.
+        # No row goes past its end: at most W of it are selected, and the ring's rows are distinct.
         rows = torch.from_numpy(slots * self.window + pos % self.window).to(device)
         return Remembered(torch.from_numpy(tokens).to(device), rows, slots, pos)
 

@@ -23,8 +23,8 @@ def make_room(parts: Parts, ledger: Ledger, slot: int, end: int) -> int:
     tails = tables.tails(slot)
     shared = pool.refs[tables.table[slot][tails]] > 1
     copies = int(np.count_nonzero(shared))
-    # A bounded slot's share of a page was counted in full when it was shared.
-    room = ledger.room(slot) - (copies if ledger.growing else 0)
+    # Where a shared page counts for each, its copy was counted when it was shared.
+    room = ledger.room(slot) - (copies if ledger.shares else 0)
 
     def wanted(tokens: int) -> Ints:
         return np.maximum(pages_for(length + tokens), tables.taken[slot])

@@ -78,21 +78,24 @@ class StepKV:
         rows = q.reshape(*group.q_pos.shape, *q.shape[1:])  # [B, M, Hq, D]
         store = self._parts.store
         table, lengths = group.table[layer], group.lengths[layer]
-        out = self._attend(rows, store.k, store.v, store.pos, table, lengths, group.q_pos)
+        pools = store.k, store.v, store.pos
+        out = self._attend(rows, *pools, table, lengths, group.q_pos, store.bias)
         return out.reshape(q.shape)
 
     def cells(self) -> StepCells:
         """For layers that append and attend by themselves."""
         tables, store, ring = self._parts.tables, self._parts.store, self._parts.ring
+        if store.bias is not None:
+            store.write_bias(_new_cells(self._parts, self._rows).view(-1), 0.0)
         data, at = None, None
         if self._remembered is not None:
             assert ring is not None
             data = ring.data
             at = np.full(int(self._rows.counts.sum()), -1)
             at[self._remembered.tokens.numpy()] = self._remembered.rows.numpy()
-        return StepCells(
-            store.k, store.v, store.pos, tables.table, tables.length, *self._rows, data, at
-        )
+        pools = store.k, store.v, store.pos
+        held = tables.table, tables.length
+        return StepCells(*pools, *held, *self._rows, data, at, store.bias)
 
     def finish(self) -> None:
         """Every layer has run: the cells count from now on. Call it once."""
@@ -112,9 +115,10 @@ class _Plan(NamedTuple):
 def _remembered(parts: Parts, rows: Rows) -> Remembered | None:
     if parts.ring is None:
         return None
-    points = np.asarray(parts.tables.point)[rows.slots]
+    # The last of a row, and of those only what the next compaction may read: no row goes past it.
+    ends = np.maximum(rows.starts + rows.counts, np.asarray(parts.tables.early)[rows.slots])
     owner, pos = _owners(rows)
-    return parts.ring.select(rows.slots[owner], pos, points[owner])
+    return parts.ring.select(rows.slots[owner], pos, ends[owner])
 
 
 def _owners(rows: Rows) -> tuple[Array, Array]:
@@ -124,18 +128,22 @@ def _owners(rows: Rows) -> tuple[Array, Array]:
     return owner, rows.starts[owner] + np.arange(len(owner)) - first[owner]
 
 
-def _planned(parts: Parts, rows: Rows) -> _Plan:
-    """Positions of the new cells, which no layer changes, are written here."""
-    tables, store = parts.tables, parts.store
-    device = store.k.device
+def _new_cells(parts: Parts, rows: Rows) -> Tensor:
+    """Where each layer's cells of the step's tokens go, [L, T, H]."""
     owner, pos = _owners(rows)
-    offset = pos - rows.starts[owner]
-    cells = tables.cells(rows.slots[owner], offset).transpose(1, 0, 2)  # [L, T, H]
-    flat = torch.from_numpy(np.ascontiguousarray(cells).reshape(len(cells), -1)).to(device)
-    token_pos = torch.from_numpy(pos.astype(np.int32)).to(device)[:, None]
-    store.write_pos(flat.view(-1), token_pos.expand(cells.shape).reshape(-1))
+    cells = parts.tables.cells(rows.slots[owner], pos - rows.starts[owner]).transpose(1, 0, 2)
+    return torch.from_numpy(np.ascontiguousarray(cells)).to(parts.store.k.device)
+
+
+def _planned(parts: Parts, rows: Rows) -> _Plan:
+    """Positions and biases of the new cells, which no layer changes, are written here."""
+    tables, store = parts.tables, parts.store
+    device, cells = store.k.device, _new_cells(parts, rows)
+    token_pos = torch.from_numpy(_owners(rows)[1].astype(np.int32)).to(device)[:, None]
+    store.write_pos(cells.view(-1), token_pos.expand(cells.shape).reshape(-1))
+    store.write_bias(cells.view(-1), 0.0)
     first = np.cumsum(rows.counts) - rows.counts  # [R] each row's first token
-    return _Plan(flat, _groups(tables, rows, first, device))
+    return _Plan(cells.flatten(1), _groups(tables, rows, first, device))
 
 
 def _groups(tables: Tables, rows: Rows, first: Array, device: torch.device) -> list[Group]:

@@ -1,12 +1,13 @@
 """Which cells a slot has: page tables and lengths, on the host, vectorised over layers and heads.
 
 Cell c of a head lies in page table[c // 16] at offset c % 16. A slot's counters say which prefix
-of its sequence the cells stand for, and where the next compaction is.
+of its sequence the cells stand for, how far it may grow, and where the next compaction is.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence as Seq
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,14 @@ Index = NDArray[np.signedinteger[Any]]
 
 NEVER = 2**30
 """A position that no sequence reaches."""
+
+
+class Whose(NamedTuple):
+    """What a compaction wants to know of the sequence that ran last in a slot."""
+
+    seed: int
+    lineage: int
+    thought_ends: Seq[int]  # the sequence's own list
 
 
 def pages_for(cells: Ints) -> Ints:
@@ -37,8 +46,12 @@ class Tables:
         self.computed = [0] * slots  # tokens that the cells stand for
         self.prompt_len = [0] * slots
         self.compacted_at = [0] * slots  # `computed` at the last compaction, 0: none yet
-        self.base = [0] * slots  # cells a head right after it, on average, rounded up
-        self.point = [NEVER] * slots  # `computed` at which the next compaction is due
+        self.base: Ints = np.zeros(heads[:2], dtype=np.int32)  # cells a head of each layer after it
+        self.budget = [0] * slots  # cells a head, on average over the layers
+        self.point = [NEVER] * slots  # `computed` at which the next compaction is due,
+        self.limit = [NEVER] * slots  # wherever thoughts end,
+        self.early = [NEVER] * slots  # and at the soonest
+        self.whose = [Whose(0, 0, ())] * slots
         self.ready = [0] * slots  # tokens up to here have pages of the slot's own to go to
         self.held_pages = [0] * slots
         self._columns = np.arange(self.width)
@@ -90,12 +103,15 @@ class Tables:
         self.length[child] = self.length[slot]
         self.taken[child] = pages_for(self.length[slot])
         self.held_pages[child] = int(self.taken[child].sum())
-        for counter in (self.computed, self.prompt_len, self.compacted_at, self.base, self.point):
+        self.base[child] = self.base[slot]
+        self.whose[child] = self.whose[slot]
+        counters = (self.computed, self.prompt_len, self.compacted_at, self.budget)
+        for counter in (*counters, self.point, self.limit, self.early):
             counter[child] = counter[slot]
 
     def clear(self, slot: int) -> None:
-        """No cells; the prompt's length stays."""
-        self.length[slot] = 0
-        self.taken[slot] = 0
-        for counter in (self.computed, self.compacted_at, self.base, self.ready, self.held_pages):
+        """No cells; the prompt's length and the budget stay."""
+        for array in (self.length, self.taken, self.base):
+            array[slot] = 0
+        for counter in (self.computed, self.compacted_at, self.ready, self.held_pages):
             counter[slot] = 0

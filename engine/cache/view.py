@@ -1,7 +1,7 @@
 """What a KV policy sees and answers: a view of cells, and a Compaction. Never a page.
 
 Letters of shapes: S slots, H kv heads, Hq query heads, N cells on offer (padded), D head_dim,
-W remembered queries, M cells kept (padded).
+W remembered queries, M cells kept (padded), B boundaries (padded).
 """
 
 from __future__ import annotations
@@ -26,7 +26,13 @@ class KVShape(NamedTuple):
 
 
 class LayerView(NamedTuple):
-    """The cells [start, end) of some slots in one layer, gathered dense; others aren't on offer."""
+    """The cells of tokens at positions [start, end) in one layer, gathered dense for some slots.
+
+    Cells of other positions aren't on offer: they stay as they are. `bias` is there for policies
+    with `bias`. `thoughts` are the boundaries so far: the prompt's end, then the end of each
+    thought (the position after its last token). `key` is what a slot's random choices are keyed by
+    (its seed, its lineage, where this compaction is); see `noise.uniform`.
+    """
 
     layer: int
     start: int
@@ -37,12 +43,21 @@ class LayerView(NamedTuple):
     valid: Tensor  # [S, H, N] bool
     queries: Tensor | None  # [S, W, Hq, D] post-RoPE queries of the last positions
     query_pos: Tensor | None  # [S, W] int64, -1: none
+    bias: Tensor | None = None  # [S, H, N] float32, added to a cell's logits
+    thoughts: Tensor | None = None  # [S, B] int64, ascending, -1 at the end
+    key: Tensor | None = None  # [S] int64
 
 
 class Compaction(NamedTuple):
-    """Which cells of a view stay: indices into N, ascending, padded with -1 at the end.
+    """Which cells of a view stay, and what becomes of them.
 
-    Replacement rows, biases and packing (design.md section 5) come with the methods that need them.
+    `keep` are indices into N, ascending, padded with -1 at the end. A cell that stays keeps its
+    position, and its key, value and bias unless the rows given here replace them: any of `k`, `v`
+    and `bias`, aligned to `keep`, what stands at its padding ignored; all finite. A policy that
+    gives a bias says so by `bias = True`.
     """
 
     keep: Tensor  # [S, H, M] int64
+    k: Tensor | None = None  # [S, H, M, D]
+    v: Tensor | None = None  # [S, H, M, D]
+    bias: Tensor | None = None  # [S, H, M]

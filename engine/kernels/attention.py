@@ -26,13 +26,15 @@ MIN_ROWS = 8
 
 
 class AttentionSpec(NamedTuple):
-    """What a backend must serve; `device` is a torch device's type, `group` the GQA group."""
+    """What a backend must serve; `device` is a torch device's type, `group` the GQA group, `bias`
+    whether cells carry one (it's passed as `bias_pool` then)."""
 
     head_dim: int
     group: int
     device: str
     dtype: torch.dtype
     cell_dtype: torch.dtype
+    bias: bool = False
 
 
 class Attend(Protocol):

@@ -80,6 +80,7 @@ class StepCells(NamedTuple):
     counts: NDArray[np.int64]  # [R]
     ring: Tensor | None  # [L, rows, Hq, D]
     ring_at: NDArray[np.int64] | None  # [T]
+    bias: Tensor | None = None  # [pages, 16] float32, 0 for the step's own cells
 
 
 class StepKV(Protocol):

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.noise import uniforms
 from engine.request import Needs, Row, RowOutput, SamplingParams, Sequence, TokenLogprob
 from engine.sampling.adjust import adjusted
 from engine.sampling.filters import Filters, draw_filtered
-from engine.sampling.noise import uniforms
 from engine.sampling.report import (
     FLOOR,
     log_probs,

@@ -154,8 +154,9 @@ class Controller(ABC):
 class Capacity(Protocol):
     """All that the scheduler knows of a cache."""
 
-    def refuses(self, tokens: int) -> str | None:
-        """Why a prompt of so many tokens and one more can never be held; None if it can."""
+    def refuses(self, tokens: int, kv_budget: int | str | None) -> str | None:
+        """Why a prompt of so many tokens and one more can never be held, at the budget that a
+        request asks for; None if it can."""
 
     def admit(self, seq: Sequence, spare: int = 0) -> Admission | None:
         """A slot, judged by the policy's peak, with room for `spare` children besides; or None."""

@@ -79,10 +79,10 @@ class Scheduler:
 
     # requests come and go
 
-    def refuses(self, prompt_len: int) -> str | None:
+    def refuses(self, prompt_len: int, kv_budget: int | str | None = None) -> str | None:
         """Why a prompt can never be served, by the caches that every request needs."""
         for role in self._slots.always:
-            if reason := self._slots.capacity[role].refuses(prompt_len):
+            if reason := self._slots.capacity[role].refuses(prompt_len, kv_budget):
                 return f"{role}: {reason}"
         return None
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as Seq
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +27,6 @@ def naive_attend(
     bias_pool: Tensor | None = None,
 ) -> Tensor:
     """The attention op's definition, one row and head at a time."""
-    assert bias_pool is None
     out = torch.empty_like(q)
     group = q.shape[2] // table.shape[1]
     for b in range(table.shape[0]):
@@ -37,6 +37,8 @@ def naive_attend(
             sees = pos_pool[pages].flatten()[:n] <= q_pos[b][:, None]  # [M, n]
             heads = q[b, :, h * group : (h + 1) * group].transpose(0, 1)  # [G, M, D]
             logits = heads @ k.mT * q.shape[-1] ** -0.5
+            if bias_pool is not None:
+                logits = logits + bias_pool[pages].flatten()[:n]
             weights = logits.masked_fill(~sees, -torch.inf).softmax(-1)
             out[b, :, h * group : (h + 1) * group] = (weights @ v).transpose(0, 1)
     return out
@@ -63,13 +65,13 @@ def make_cache(
 
 
 def make_seq(
-    tokens: Seq[int], prompt_len: int | None = None, max_tokens: int = 16, **params: int
+    tokens: Seq[int], prompt_len: int | None = None, max_tokens: int = 16, **params: Any
 ) -> Sequence:
     return Sequence(
         id="s",
         prompt_len=len(tokens) if prompt_len is None else prompt_len,
         tokens=list(tokens),
-        params=SamplingParams(max_tokens=max_tokens, **params),  # type: ignore[arg-type]
+        params=SamplingParams(max_tokens=max_tokens, **params),
     )
 
 

@@ -18,16 +18,31 @@ def score(pos: int, layer: int, head: int) -> int:
 
 @dataclass(frozen=True)
 class Scripted(KVPolicy):
-    """Keeps the best by `score` of all cells but the first `skip` and the last `tail`."""
+    """Keeps the best by `score` of all tokens but the first `skip` and the last `tail`.
+
+    With `early`, a thought that ends so many cells before a window is full brings its compaction.
+    With `bias`, a cell's is the number of compactions that it came through.
+    """
 
     skip: int = 0
     tail: int = 0
     streams_prompt: bool = False
+    keeps_prompt: bool = False
+    bounded: bool = True
+    bias: bool = False
+    early: int = 0
 
     queries = 3
 
-    def span(self, cells: int, budget: int, window: int) -> tuple[int, int]:
-        return min(self.skip, cells), max(self.skip, cells - self.tail)
+    def due(
+        self, held: int, fresh: int, budget: int, window: int, thought_ended: bool = False
+    ) -> bool:
+        soon = self.early if thought_ended else 0
+        return super().due(held, fresh + soon, budget, window)
+
+    def span(self, prompt: int, last: int, now: int) -> tuple[int, int]:
+        start = max(self.skip, prompt) if self.keeps_prompt else self.skip
+        return start, max(start, now - self.tail)
 
     def utility(self, view: LayerView, budget: int) -> Tensor:
         self._check_queries(view)
@@ -36,7 +51,9 @@ class Scripted(KVPolicy):
 
     def compact(self, view: LayerView, utility: Tensor, budget: Tensor) -> Compaction:
         rest = (budget - self.skip - self.tail).clamp(min=0)
-        return Compaction(keep_best(utility, view.valid, rest))
+        keep = keep_best(utility, view.valid, rest)
+        bias = None if view.bias is None else view.bias.gather(-1, keep.clamp(min=0)) + 1
+        return Compaction(keep, bias=bias)
 
     def _check_queries(self, view: LayerView) -> None:
         """The ring holds exactly the last positions' queries (they say their own position)."""
@@ -46,7 +63,7 @@ class Scripted(KVPolicy):
         last = int(pos[-1])
         assert pos.tolist() == [max(p, -1) for p in range(last - self.queries + 1, last + 1)]
         if not self.tail:
-            assert last == int(view.pos.max())
+            assert last == int(view.pos[view.valid].max())
         there = pos >= 0
         assert (view.queries[0, there][:, :, 1] == pos[there, None]).all()
         assert (view.queries[0, there][:, :, 2] == view.layer).all()
@@ -67,6 +84,19 @@ class Ragged(Allocation):
 
     def head_budgets(self, utility: Tensor, valid: Tensor, total: int) -> Tensor:
         return torch.tensor([self._spread(total, utility.shape[1])] * utility.shape[0])
+
+
+def read_biases(cache: PagedCache, slot: int) -> list[list[list[float]]]:
+    """[layer][head] the bias of each cell in order."""
+    assert cache._store.bias is not None
+    tables, bias = cache._tables, cache._store.bias
+    return [
+        [
+            bias[torch.from_numpy(table).long()].flatten()[: int(length)].tolist()
+            for table, length in zip(tables.table[slot, n], tables.length[slot, n], strict=True)
+        ]
+        for n in range(cache.shape.layers)
+    ]
 
 
 def label(heads: int, tokens: Tensor, pos: Tensor, layer: int, dim: int) -> Tensor:

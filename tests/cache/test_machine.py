@@ -1,6 +1,6 @@
 """Random work on tiny pools against dicts of lists; every invariant after every step."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from engine.cache.paged import PagedCache
 from engine.cache.policy import KVSpec
 from engine.request import Sequence
 from tests.cache.harness import SHAPE, make_seq
-from tests.cache.scripted import Ragged, Scripted, read_labels, run_labelled, score
+from tests.cache.scripted import Ragged, Scripted, read_biases, read_labels, run_labelled, score
 
 Cells = list[list[list[int]]]  # [layer][head] positions
 MAX_LEN = 96
@@ -34,7 +34,20 @@ class Model:
     cells: Cells
     computed: int = 0
     compacted_at: int = 0
-    base: int = 0
+    base: list[int] = field(default_factory=lambda: [0] * SHAPE.layers)
+    worn: dict[tuple[int, int, int], int] = field(default_factory=dict)  # compactions of a cell
+
+    def __post_init__(self) -> None:
+        self.find_thoughts()
+
+    @property
+    def asked(self) -> int | str | None:
+        return self.seq.params.kv_budget
+
+    def find_thoughts(self) -> None:
+        """One ends with each token 3 that isn't the prompt's."""
+        tokens, first = self.seq.tokens, self.seq.prompt_len
+        self.seq.thought_ends[:] = [p + 1 for p in range(first, len(tokens)) if tokens[p] == 3]
 
 
 def empty() -> Cells:
@@ -44,6 +57,7 @@ def empty() -> Cells:
 class CacheMachine(RuleBasedStateMachine):
     spec = KVSpec()
     pages = 30
+    asked: tuple[int | str | None, ...] = (None,)  # requests' own budgets
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,14 +75,30 @@ class CacheMachine(RuleBasedStateMachine):
 
     # The model's own arithmetic
 
+    def budgets(self, m: Model) -> list[int]:
+        budget = self.spec.budget if m.asked is None else int(m.asked)
+        return self.spec.allocation.layer_budgets(SHAPE, budget)
+
     def point(self, m: Model) -> int:
         policy = self.spec.policy
-        if policy is None:
+        if policy is None or m.asked == "full":
             return 10**9
-        pos = m.compacted_at + 1
+        prompt = m.seq.prompt_len
+        kept = prompt if policy.keeps_prompt else 0
+        start = max(m.compacted_at, kept)
+        pos = start + 1
         while not (
-            (policy.streams_prompt or pos >= m.seq.prompt_len)
-            and policy.due(m.base, pos - m.compacted_at, self.spec.budget, self.spec.window)
+            (policy.streams_prompt or pos >= prompt)
+            and any(
+                policy.due(
+                    max(base - kept, 0),
+                    pos - start,
+                    budget,
+                    self.spec.window,
+                    pos in m.seq.thought_ends,
+                )
+                for base, budget in zip(m.base, self.budgets(m), strict=True)
+            )
         ):
             pos += 1
         return pos
@@ -76,20 +106,20 @@ class CacheMachine(RuleBasedStateMachine):
     def compact(self, m: Model) -> None:
         policy, spec = self.spec.policy, self.spec
         assert isinstance(policy, Scripted)
-        layer_budgets = spec.allocation.layer_budgets(SHAPE, spec.budget)
-        for layer, heads in enumerate(m.cells):
+        for layer, (heads, total) in enumerate(zip(m.cells, self.budgets(m), strict=True)):
             dummy = torch.zeros(1, SHAPE.kv_heads, 1)
-            budgets = spec.allocation.head_budgets(dummy, dummy > 0, layer_budgets[layer])[0]
-            longest = max(map(len, heads))
-            start, end = policy.span(longest, spec.budget, spec.window)
+            budgets = spec.allocation.head_budgets(dummy, dummy > 0, total)[0]
+            start, end = policy.span(m.seq.prompt_len, m.compacted_at, m.computed)
             for head, cells in enumerate(heads):
-                offered = cells[start:end]
+                offered = [pos for pos in cells if start <= pos < end]
                 count = min(int(budgets[head]), len(offered)) - policy.skip - policy.tail
                 best = sorted(offered, key=lambda p: (score(p, layer, head), p), reverse=True)
                 kept = sorted(best[: max(count, 0)])
-                heads[head] = cells[:start] + kept + cells[end:]
-        held = sum(len(cells) for heads in m.cells for cells in heads)
-        m.base = -(-held // (SHAPE.layers * SHAPE.kv_heads))
+                before = [pos for pos in cells if pos < start]
+                heads[head] = before + kept + [pos for pos in cells if pos >= end]
+                for pos in kept:
+                    m.worn[layer, head, pos] = m.worn.get((layer, head, pos), 0) + 1
+            m.base[layer] = -(-sum(map(len, heads)) // SHAPE.kv_heads)
         m.compacted_at = m.computed
 
     # Rules
@@ -98,11 +128,13 @@ class CacheMachine(RuleBasedStateMachine):
         prompt=st.lists(st.integers(0, 1), min_size=1, max_size=3),
         length=st.integers(1, 50),
         spare=st.integers(0, 1),
+        asks=st.integers(0, 9),
     )
-    def admit(self, prompt: list[int], length: int, spare: int) -> None:
+    def admit(self, prompt: list[int], length: int, spare: int, asks: int) -> None:
         tokens = [prompt[i // 16 % len(prompt)] for i in range(length)]
-        seq = make_seq(tokens, max_tokens=MAX_TOKENS)
-        assert self.cache.refuses(length) is None
+        asked = self.asked[asks % len(self.asked)]
+        seq = make_seq(tokens, max_tokens=MAX_TOKENS, kv_budget=asked)
+        assert self.cache.refuses(length, asked) is None
         admitted = self.cache.admit(seq, spare)
         if admitted is None:
             assert self.models, "an empty cache takes anything that it doesn't refuse"
@@ -138,10 +170,11 @@ class CacheMachine(RuleBasedStateMachine):
                 self.compact(models[slot])
 
     def reserve(self, slot: int, size: int) -> int:
-        """Make sure that there's a token to run, and reserve up to `size`."""
+        """Make sure that there are tokens to run, and reserve up to `size`."""
         m = self.models[slot]
         if len(m.seq.tokens) == m.computed and m.computed < MAX_LEN:
-            m.seq.tokens.append(m.computed % 5)
+            m.seq.tokens.extend((m.computed + i) % 5 for i in range(size))
+            m.find_thoughts()
         if m.computed == self.point(m):
             self.compact(m)  # a child of a fork just before its parent's compaction
         wanted = min(size, len(m.seq.tokens) - m.computed)
@@ -160,8 +193,9 @@ class CacheMachine(RuleBasedStateMachine):
 
     def promise_holds(self, slot: int) -> bool:
         """A bounded slot that isn't beyond its max_tokens always gets its pages."""
-        m = self.models[slot]
-        return self.spec.policy is not None and len(m.seq.tokens) <= m.seq.prompt_len + MAX_TOKENS
+        m, policy = self.models[slot], self.spec.policy
+        bounded = policy is not None and policy.bounded and m.asked != "full"
+        return bounded and len(m.seq.tokens) <= m.seq.prompt_len + MAX_TOKENS
 
     @precondition(lambda self: self.models)
     @rule(data=st.data())
@@ -171,9 +205,11 @@ class CacheMachine(RuleBasedStateMachine):
         pos = data.draw(st.integers(0, len(m.seq.tokens)))
         del m.seq.tokens[max(pos, m.seq.prompt_len) :]
         m.seq.tokens.extend([4] * data.draw(st.integers(0, 3)))
+        m.find_thoughts()
         got = self.cache.truncate(slot, pos)
         if pos < m.compacted_at:
-            m.cells, m.computed, m.compacted_at, m.base = empty(), 0, 0, 0
+            m.cells, m.computed, m.compacted_at = empty(), 0, 0
+            m.base, m.worn = [0] * SHAPE.layers, {}
         elif pos < m.computed:
             for heads in m.cells:
                 for cells in heads:
@@ -188,12 +224,13 @@ class CacheMachine(RuleBasedStateMachine):
 
     def fork(self, slot: int, branch: bool, spare: int) -> None:
         m = self.models[slot]
-        child = make_seq(m.seq.tokens, m.seq.prompt_len, MAX_TOKENS)
+        child = make_seq(m.seq.tokens, m.seq.prompt_len, MAX_TOKENS, kv_budget=m.asked)
         child.parent = m.seq if branch else None
         new = self.cache.fork(slot, child, 0 if branch else spare)
         if new is not None:
             cells = [[list(cells) for cells in heads] for heads in m.cells]
-            self.models[new] = Model(child, cells, m.computed, m.compacted_at, m.base)
+            kept = (m.computed, m.compacted_at, [*m.base], {**m.worn})
+            self.models[new] = Model(child, cells, *kept)
 
     @precondition(lambda self: self.models)
     @rule(data=st.data())
@@ -209,6 +246,12 @@ class CacheMachine(RuleBasedStateMachine):
             assert self.cache.computed(slot) == m.computed
             expected = [[[(m.seq.tokens[p], p) for p in c] for c in heads] for heads in m.cells]
             assert read_labels(self.cache, slot) == expected
+            if self.spec.bias:
+                worn = [
+                    [[m.worn.get((n, h, p), 0) for p in cells] for h, cells in enumerate(heads)]
+                    for n, heads in enumerate(m.cells)
+                ]
+                assert read_biases(self.cache, slot) == worn
 
     def teardown(self) -> None:
         for slot in list(self.models):
@@ -219,9 +262,25 @@ class CacheMachine(RuleBasedStateMachine):
         assert stats.free_pages + stats.prefix_pages == self.pages
 
 
+class Windows(Scripted):
+    """Compacts each window once."""
+
+    def peak(self, prompt: int, total: int, budget: int, window: int) -> int:
+        return total
+
+    def due(
+        self, held: int, fresh: int, budget: int, window: int, thought_ended: bool = False
+    ) -> bool:
+        return fresh >= window
+
+    def span(self, prompt: int, last: int, now: int) -> tuple[int, int]:
+        return max(prompt, last - self.tail), now - self.tail
+
+
 class Bounded(CacheMachine):
     spec = KVSpec(policy=Scripted(), budget_tokens=20, window=9, allocation=Ragged())
     pages = 66
+    asked = (None, 12, 16)
 
 
 class Streaming(CacheMachine):
@@ -229,7 +288,26 @@ class Streaming(CacheMachine):
     pages = 50
 
 
-@pytest.mark.parametrize("machine", [CacheMachine, Bounded, Streaming])
+class Mixed(CacheMachine):
+    """Compactions at thoughts, biases, and requests that keep the full cache."""
+
+    spec = KVSpec(policy=Scripted(bias=True, early=6), budget_tokens=20, window=9, allow_full=True)
+    pages = 50
+    asked = (None, "full", 14)
+
+
+class Growing(CacheMachine):
+    """The prompt stays, and so does what was compacted once."""
+
+    spec = KVSpec(
+        policy=Windows(tail=3, keeps_prompt=True, bounded=False, bias=True),
+        budget_tokens=8,
+        window=13,
+    )
+    pages = 40
+
+
+@pytest.mark.parametrize("machine", [CacheMachine, Bounded, Streaming, Mixed, Growing])
 def test_machine(machine: Any) -> None:
     run_state_machine_as_test(
         machine,

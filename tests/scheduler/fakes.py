@@ -87,7 +87,7 @@ class FakeCapacity:
     def _need(self, tokens: int) -> int:
         return -(-tokens // self.page)
 
-    def refuses(self, tokens: int) -> str | None:
+    def refuses(self, tokens: int, kv_budget: int | str | None = None) -> str | None:
         need = self._need(tokens + 1)
         return None if need <= self.pages else f"{need} pages, the pool has {self.pages}"
 

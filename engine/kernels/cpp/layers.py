@@ -116,6 +116,7 @@ class NativeLayers:
         step = self._step
         point_at_pools(step.cells, cells.k, cells.v, self._dim)
         step.cells.pos = step.pos = cells.pos.data_ptr()
+        step.cells.bias = None if cells.bias is None else cells.bias.data_ptr()
         step.table, step.lengths = _address(cells.table), _address(cells.lengths)
         step.layers, step.width = cells.table.shape[1], cells.table.shape[3]
         step.rows = len(cells.slots)

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.sampling.noise import uniforms
+from engine.noise import uniforms
 
 N = 20_000
 
