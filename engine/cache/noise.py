@@ -22,7 +22,7 @@ def uniform(view: LayerView) -> Tensor:
 
 
 def normal(view: LayerView, count: int) -> Tensor:
-    """`count` standard normal numbers for each head, [S, H, count] float64, keyed by their index."""
+    """`count` standard normal numbers a head, [S, H, count] float64, keyed by their index."""
     return torch.special.ndtri(_drawn(view, np.arange(count, dtype=np.uint64)))
 
 

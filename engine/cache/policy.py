@@ -197,7 +197,10 @@ class KVSpec:
                     f"budget_tokens={self.budget_tokens} needs a policy that keeps to it; "
                     "give one, or leave budget_tokens out for the full cache"
                 )
-            return
+        else:
+            self._check(self.policy)
+
+    def _check(self, policy: KVPolicy) -> None:
         if not _integer(self.budget_tokens) or self.budget_tokens < MIN_BUDGET:
             raise ValueError(
                 f"budget_tokens must be at least {MIN_BUDGET} with a policy,"
@@ -205,9 +208,9 @@ class KVSpec:
             )
         if not _integer(self.window) or self.window < 1:
             raise ValueError(f"window must be at least 1, not {self.window!r}")
-        reason = self.policy.refuses(self.budget_tokens, self.window)
+        reason = policy.refuses(self.budget_tokens, self.window)
         if reason is not None:
-            raise ValueError(f"policy {self.policy}: {reason}")
+            raise ValueError(f"policy {policy}: {reason}")
 
     def measured(self, model: Path) -> KVSpec:
         """This, with what was measured of the model whose files lie there."""

@@ -4,13 +4,18 @@ import importlib
 import inspect
 import pkgutil
 
+import numpy as np
 import pytest
 import torch
 
 from engine.cache import policies
+from engine.cache.allocation import Allocation
+from engine.cache.allocations.adakv import AdaKV
+from engine.cache.allocations.reasonalloc import ReasonAlloc
 from engine.cache.allocations.uniform import Uniform
 from engine.cache.policies.sinks_recent import SinksRecent
 from engine.cache.policies.snapkv import SnapKV
+from engine.cache.policies.vase import VaSE
 from engine.cache.policy import KVPolicy, KVSpec, ScorePolicy
 from engine.cache.view import LayerView
 from tests.cache.harness import SHAPE, catch_up, make_cache, make_seq
@@ -33,7 +38,13 @@ def found() -> list[type[KVPolicy]]:
     ]
 
 
-every_policy = pytest.mark.parametrize("policy", [cls() for cls in found()], ids=repr)
+def view_for(policy: KVPolicy, counts: list[list[int]], gaps: bool = True) -> LayerView:
+    return make_view(policy.remembers(24, 32), counts, gaps)
+
+
+ALL = [*(cls() for cls in found()), VaSE(variant="dkv")]
+ALLOCATIONS = [Uniform(), Ragged(by=6), AdaKV(), ReasonAlloc(demand=(3.0, 1.0))]
+every_policy = pytest.mark.parametrize("policy", ALL, ids=repr)
 
 
 def test_the_folder_is_read() -> None:
@@ -43,7 +54,7 @@ def test_the_folder_is_read() -> None:
 @every_policy
 @pytest.mark.parametrize("size", [4, 17, 32, 64])
 def test_choices_are_valid_ascending_and_within_budget(policy: KVPolicy, size: int) -> None:
-    view = make_view(policy.queries, [[90, 41], [64, 80], [5, 100]])
+    view = view_for(policy, [[90, 41], [64, 80], [5, 100]])
     held = view.valid.sum(-1)
     budget = torch.tensor([[size, size], [size - 3, size + 3], [size, size]]).minimum(held)
     keep = run(policy, view, budget, size)
@@ -61,7 +72,7 @@ def test_sinks_and_recent_cells_stay(policy: KVPolicy) -> None:
     if not isinstance(policy, ScorePolicy):
         pytest.skip("protects nothing")
     for size, sinks in ((64, 4), (16, 2), (7, 0)):
-        view = make_view(policy.queries, [[90, 70]], gaps=False)
+        view = view_for(policy, [[90, 70]], gaps=False)
         keep = run(policy, view, torch.tensor([[size, size]]), size)
         recent = min(policy.usual_recent, size // 2)
         for head, count in enumerate((90, 70)):
@@ -73,7 +84,7 @@ def test_sinks_and_recent_cells_stay(policy: KVPolicy) -> None:
 
 @every_policy
 def test_under_budget_everything_stays(policy: KVPolicy) -> None:
-    view = make_view(policy.queries, [[30, 12]])
+    view = view_for(policy, [[30, 12]])
     keep = run(policy, view, torch.tensor([[30, 12]]), 40)
     assert keep[0, 0].tolist() == list(range(30))
     assert keep[0, 1].tolist() == [*range(12), *[-1] * 18]
@@ -82,7 +93,7 @@ def test_under_budget_everything_stays(policy: KVPolicy) -> None:
 @every_policy
 def test_a_slot_chooses_alone_as_in_company(policy: KVPolicy) -> None:
     counts = [[90, 41], [64, 80], [50, 100]]
-    view = make_view(policy.queries, counts)
+    view = view_for(policy, counts)
     budget = torch.tensor([[20, 22], [30, 24], [20, 20]])
     together = run(policy, view, budget, 24)
     for slot, heads in enumerate(counts):
@@ -95,6 +106,7 @@ def test_a_slot_chooses_alone_as_in_company(policy: KVPolicy) -> None:
             valid=view.valid[slot, None, :, :cells],
             queries=None if view.queries is None else view.queries[slot, None],
             query_pos=None if view.query_pos is None else view.query_pos[slot, None],
+            key=None if view.key is None else view.key[slot, None],
         )
         alone = run(policy, one, budget[slot, None], 24)[0]
         for mine, theirs in zip(alone, together[slot], strict=True):
@@ -102,26 +114,55 @@ def test_a_slot_chooses_alone_as_in_company(policy: KVPolicy) -> None:
 
 
 @every_policy
-@pytest.mark.parametrize("allocation", [Uniform(), Ragged(by=6)], ids=repr)
+@pytest.mark.parametrize("allocation", ALLOCATIONS, ids=repr)
 def test_in_the_cache_its_cells_and_pages_are_bounded(
-    policy: KVPolicy, allocation: Uniform | Ragged
+    policy: KVPolicy, allocation: Allocation
 ) -> None:
-    spec = KVSpec(policy=policy, budget_tokens=24, window=16, allocation=allocation)
-    cache = make_cache(spec, pages=64)
-    seq = make_seq(range(60), max_tokens=60)
+    """A layer never holds more than its heads' peaks at its budget, nor more pages than that."""
+    spec = KVSpec(policy=policy, budget_tokens=24, window=32, allocation=allocation)
+    cache = make_cache(spec, pages=96, max_len=240)
+    prompt, heads = 50, SHAPE.kv_heads
+    seq = make_seq(range(prompt), max_tokens=180)
     slot = cache.admit(seq).slot  # type: ignore[union-attr]
-    heads = SHAPE.layers * SHAPE.kv_heads
-    for _ in range(60):
+    budgets = allocation.layer_budgets(SHAPE, 24)
+    compactions = 0
+    while (total := len(seq.tokens)) < 220:
+        before = cache.stats().evicted_cells
         catch_up(cache, seq, slot)
         cache.check()
-        assert cache.held(slot).sum() <= heads * (24 + 16)
-        seq.tokens.append(len(seq.tokens))
-    stats = cache.stats()
-    assert stats.used_pages <= heads * 4, "a pool's worth of cells was freed"
-    assert stats.evicted_cells == heads * 119 - cache.held(slot).sum()
+        compactions += cache.stats().evicted_cells > before
+        peaks = np.array([policy.peak(prompt, total, budget, 32) for budget in budgets])
+        assert (cache.held(slot).sum(1) <= heads * peaks).all()
+        assert cache.stats().used_pages <= (heads * (-(-peaks // 16) + 1)).sum()
+        seq.tokens.append(total)
+    assert compactions >= 4
+    assert cache.stats().evicted_cells == 2 * heads * 219 - cache.held(slot).sum()
     cache.release(slot)
     cache.check()
     assert cache.stats().used_pages == 0
+
+
+@every_policy
+def test_the_same_seed_keeps_the_same_and_a_neighbour_changes_nothing(policy: KVPolicy) -> None:
+    """Alone, again, and beside another sequence that is compacted in between."""
+    spec = KVSpec(policy=policy, budget_tokens=24, window=32)
+    found = []
+    for company in (False, False, True):
+        cache = make_cache(spec, pages=128, max_len=240)
+        other = make_seq(range(7, 90), 20, max_tokens=150)
+        if company:
+            beside = cache.admit(other).slot  # type: ignore[union-attr]
+        seq = make_seq(range(40), 30, max_tokens=150)
+        slot = cache.admit(seq).slot  # type: ignore[union-attr]
+        for _ in range(5):
+            seq.tokens.extend(range(len(seq.tokens), len(seq.tokens) + 23))
+            if company:
+                other.tokens.extend(range(9))
+                catch_up(cache, other, beside)
+            catch_up(cache, seq, slot)
+        held = [[p.tolist() for p in cache.positions(slot, n)] for n in range(SHAPE.layers)]
+        found.append(held)
+    assert found[0] == found[1] == found[2]
 
 
 def test_sinks_recent_chooses_by_position_alone() -> None:

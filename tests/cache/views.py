@@ -30,6 +30,7 @@ def make_view(queries: int, counts: list[list[int]], gaps: bool = True, seed: in
         valid=torch.arange(cells) < length[..., None],
         queries=rows,
         query_pos=pos,
+        key=torch.arange(slots) + 1000 * seed,
     )
 
 
