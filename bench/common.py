@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from engine import Engine, EngineConfig, KVSpec, ModelSpec, SamplingParams
-from engine.cache.registry import policy_from_text
+from engine.cache.registry import allocation_from_text, policy_from_text
 
 ROOT = Path(__file__).resolve().parent.parent
 PERCENTILES = (10, 25, 50, 75, 90, 99)
@@ -127,7 +127,12 @@ def write_json(path: str | None, result: dict[str, Any]) -> None:
 def make_engine(args: argparse.Namespace) -> Engine:
     """The engine that the options describe; what isn't given is the engine's own default."""
     policy = None if args.kv_policy is None else policy_from_text(args.kv_policy)
-    kv = KVSpec(policy=policy, budget_tokens=args.kv_budget, window=args.kv_window)
+    kv = KVSpec(
+        policy=policy,
+        allocation=allocation_from_text(args.kv_allocation or "uniform"),
+        budget_tokens=args.kv_budget,
+        window=args.kv_window,
+    )
     names = ("threads", "max_num_seqs", "max_batched_tokens")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     spec = ModelSpec(

@@ -21,6 +21,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-num-seqs", type=int)
     parser.add_argument("--max-batched-tokens", type=int)
     parser.add_argument("--kv-policy", help="such as 'snapkv(recent=16)'; all is kept without it")
+    parser.add_argument("--kv-allocation", help="such as 'reasonalloc()'; even without it")
     parser.add_argument("--kv-budget", type=int, help="cells a head after a compaction")
     parser.add_argument("--kv-window", type=int, default=128, help="cells between compactions")
 

@@ -35,7 +35,7 @@ from bench.options import add_engine_options
 from engine.request import SamplingParams
 
 ENGINE_OPTIONS = ["dtype", "weights", "activations", "threads", "max_num_seqs"]
-ENGINE_OPTIONS += ["max_batched_tokens", "kv_policy", "kv_budget", "kv_window"]
+ENGINE_OPTIONS += ["max_batched_tokens", "kv_policy", "kv_allocation", "kv_budget", "kv_window"]
 SERVER_OPTIONS = ["concurrency", "timeout", "tokenizer", "api_key_env"]
 
 

@@ -67,6 +67,7 @@ def load_model(role: Role, spec: ModelSpec, backends: tuple[str, ...]) -> Loaded
     device = torch.device(device_of(spec.device))
     dtype = dtype_of(spec.dtype, device)
     checkpoint = open_checkpoint(spec.model)
+    spec = replace(spec, kv=spec.kv.measured(checkpoint.path))
     check_weights(checkpoint, spec.weights)
     check_activations(checkpoint, spec)
     checkpoint.check()

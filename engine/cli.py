@@ -1,4 +1,4 @@
-"""The command `taut`: generate, chat, demo, quantize, info."""
+"""The command `taut`: generate, chat, demo, quantize, calibrate, info."""
 
 from __future__ import annotations
 
@@ -43,6 +43,10 @@ Weights = Annotated[
 KVPolicy = Annotated[
     str | None, typer.Option(help="Bound the KV cache: 'snapkv', 'sinks_recent(sinks=4)'.")
 ]
+KVAllocation = Annotated[
+    str | None,
+    typer.Option(help="Cells of each layer and head: 'reasonalloc', 'adakv(safe=0.2)'; else even."),
+]
 KVBudget = Annotated[int | None, typer.Option(help="Cells a head keeps after a compaction.")]
 KVWindow = Annotated[int, typer.Option(help="Cells appended between compactions.")]
 MaxLen = Annotated[int | None, typer.Option(help="Longest prompt and output together.")]
@@ -79,6 +83,7 @@ def generate(
     dtype: Dtype = "auto",
     weights: Weights = "float",
     kv_policy: KVPolicy = None,
+    kv_allocation: KVAllocation = None,
     kv_budget: KVBudget = None,
     kv_window: KVWindow = 128,
     max_model_len: MaxLen = None,
@@ -108,7 +113,15 @@ def generate(
     )
     texts = _texts(prompts)
     with _engine(
-        model, dtype, weights, kv_policy, kv_budget, kv_window, max_model_len, generation_defaults
+        model,
+        dtype,
+        weights,
+        kv_policy,
+        kv_allocation,
+        kv_budget,
+        kv_window,
+        max_model_len,
+        generation_defaults,
     ) as engine:
         if chat is None:
             chat = engine.tokenizer.chat_template is not None
@@ -135,6 +148,7 @@ def chat(
     dtype: Dtype = "auto",
     weights: Weights = "float",
     kv_policy: KVPolicy = None,
+    kv_allocation: KVAllocation = None,
     kv_budget: KVBudget = None,
     kv_window: KVWindow = 128,
     max_model_len: MaxLen = None,
@@ -156,7 +170,15 @@ def chat(
         thinking_token_budget=thinking_budget,
     )
     with _engine(
-        model, dtype, weights, kv_policy, kv_budget, kv_window, max_model_len, generation_defaults
+        model,
+        dtype,
+        weights,
+        kv_policy,
+        kv_allocation,
+        kv_budget,
+        kv_window,
+        max_model_len,
+        generation_defaults,
     ) as engine:
         chat_loop(engine, params, system)
 
@@ -213,12 +235,37 @@ def quantize(
     print_quantized(model, out, scale)
 
 
+calibrate = typer.Typer(rich_markup_mode=None, help="Measure a model once, for methods to use.")
+app.add_typer(calibrate, name="calibrate")
+
+
+@calibrate.command("kv-wave")
+def kv_wave(
+    model: Annotated[str, typer.Argument(help="As --model of the other commands.")],
+    dtype: Dtype = "auto",
+    weights: Weights = "float",
+    coverage: Annotated[float, typer.Option(help="Part of the attention that counts.")] = 0.93,
+    prompts: Annotated[
+        Path | None, typer.Option(help="A JSON list of texts; else 8 of the engine's own.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Else beside the model.")] = None,
+) -> None:
+    """Write how many cells each layer's attention needs: what reasonalloc shares cells out by."""
+    from engine.calibrate.kv_wave import calibrate
+    from engine.config import ModelSpec
+    from engine.terminal import print_wave
+
+    spec = ModelSpec(model, dtype=dtype, weights=weights)  # type: ignore[arg-type]
+    print_wave(calibrate(spec, prompts, coverage, out))
+
+
 @app.command()
 def info(
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = "auto",
     weights: Weights = "float",
     kv_policy: KVPolicy = None,
+    kv_allocation: KVAllocation = None,
     kv_budget: KVBudget = None,
     kv_window: KVWindow = 128,
     max_model_len: MaxLen = None,
@@ -233,6 +280,7 @@ def info(
             dtype,
             weights,
             kv_policy,
+            kv_allocation,
             kv_budget,
             kv_window,
             max_model_len,
@@ -264,19 +312,21 @@ def _config(
     dtype: str,
     weights: str,
     kv_policy: str | None,
+    kv_allocation: str | None,
     kv_budget: int | None,
     kv_window: int,
     max_model_len: int | None,
     generation_defaults: bool,
 ) -> Any:
     from engine.cache.policy import KVSpec
-    from engine.cache.registry import policy_from_text
+    from engine.cache.registry import allocation_from_text, policy_from_text
     from engine.config import EngineConfig, ModelSpec
 
     if kv_policy is not None and kv_budget is None:
         raise ValueError("--kv-policy needs --kv-budget: the cells that a head keeps")
     kv = KVSpec(
         policy=None if kv_policy is None else policy_from_text(kv_policy),
+        allocation=allocation_from_text(kv_allocation or "uniform"),
         budget_tokens=kv_budget,
         window=kv_window,
     )

@@ -16,6 +16,7 @@ from typing import Any, TextIO, cast, get_args
 import torch
 
 from engine import build
+from engine.cache.allocations.reasonalloc import read_wave
 from engine.config import EngineConfig, ModelSpec
 from engine.engine import Engine
 from engine.host import available_bytes, usable_cpus
@@ -234,6 +235,14 @@ def _choice(op: Op[Any], spec: object) -> str:
     return ", ".join(words)
 
 
+def print_wave(file: Path) -> None:
+    """A profile of layers, as bars."""
+    demand = read_wave(file)
+    for layer, cells in enumerate(demand):
+        sys.stdout.write(f"layer {layer:3} {cells:8.1f} {'#' * round(40 * cells / max(demand))}\n")
+    sys.stdout.write(f"{file}\n")
+
+
 def _model_rows(spec: ModelSpec, checkpoint: Checkpoint) -> Rows:
     c, g = checkpoint.config, checkpoint.generation
     tokenizer = build.load_tokenizer(checkpoint)
@@ -266,8 +275,14 @@ def _cache_rows(config: EngineConfig, spec: ModelSpec, checkpoint: Checkpoint) -
     max_len = config.max_model_len or c.max_positions
     plan = build.plan_kv(config, {MAIN: cache}, max_len)
     policy = spec.kv.policy
-    bound = f"{policy}, budget {spec.kv.budget_tokens}"
+    bound = f"{policy}, budget {spec.kv.budget_tokens}, window {spec.kv.window}"
     yield "kv policy", "full cache" if policy is None else bound
+    if policy is not None:
+        kv = spec.kv.measured(checkpoint.path)
+        layers = kv.allocation.layer_budgets(cache.shape, kv.budget)
+        even = f"{layers[0]} cells a head in every layer"
+        each = f"cells a head by layer: {' '.join(map(str, layers))}"
+        yield "kv allocation", f"{spec.kv.allocation}, {even if len(set(layers)) == 1 else each}"
     sizes = (
         f"{plan.cell_bytes / 2**30:.2f} GiB, and {plan.side_bytes / 2**20:.0f} MiB of side state"
     )

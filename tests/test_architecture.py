@@ -14,7 +14,7 @@ ROWS = (
     ("cli", "demo", "terminal"),
     ("server",),
     ("service",),
-    ("engine", "build", "assembler", "progress"),
+    ("engine", "build", "calibrate", "assembler", "progress"),
     ("config", "output"),
     ("executor",),
     ("cache", "scheduler", "model", "sampling"),

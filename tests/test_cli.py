@@ -241,7 +241,9 @@ def test_info(taut: Run, folder: str) -> None:
         (("--dtype", "int8", "Hi"), "dtype must be auto, float32 or bfloat16"),
         (("--weights", "rtn9", "Hi"), "weights must be one of float, bf16"),
         (("--max-model-len", "100000", "Hi"), "above the model's own 512"),
-        (("--kv-policy", "vase(sinks=4)", "--kv-budget", "64", "Hi"), "no KV policy 'vase'"),
+        (("--kv-policy", "vse(sinks=4)", "--kv-budget", "64", "Hi"), "no KV policy 'vse'"),
+        (("--kv-policy", "kara()", "--kv-budget", "128", "Hi"), "window of 128 keeps all"),
+        (("--kv-allocation", "adakv()", "Hi"), "needs a policy"),
         (("--kv-policy", "snapkv(sinks=99)", "--kv-budget", "64", "Hi"), "99 sinks"),
         (("--kv-policy", "snapkv", "Hi"), "--kv-policy needs --kv-budget"),
         (("--kv-budget", "64", "Hi"), "needs a policy"),
@@ -255,6 +257,33 @@ def test_refusals_are_one_line(taut: Run, args: tuple[str, ...], words: str) -> 
     assert done.err.startswith("taut: ")
     assert done.err.count("\n") == 1
     assert words in done.err
+
+
+POLICIES = ["rkv()", "h2o()", "tova()", "knorm()", "keydiff()", "kara()", "vase(variant='dkv')"]
+
+
+@pytest.mark.parametrize("policy", ["sinks_recent()", "snapkv()", "vase()", *POLICIES])
+def test_every_policy_generates(taut: Run, policy: str) -> None:
+    sizes = ("--kv-budget", "8", "--kv-window", "12", "--kv-allocation", "adakv(safe=0.5)")
+    limits = ("--max-tokens", "60", "--ignore-eos", "--temperature", "0", "--max-model-len", "128")
+    assert taut("generate", "--kv-policy", policy, *sizes, *limits, "Hi there").code == 0
+
+
+def test_a_profile_is_measured_and_used(taut: Run, tmp_path: Path) -> None:
+    model = tiny_folder(tmp_path / "other")
+    args = ("--kv-policy", "rkv", "--kv-budget", "6400", "--kv-allocation", "reasonalloc()")
+    done = taut("info", *args, model=model)
+    assert done.code == 2
+    assert "taut calibrate kv-wave" in done.err
+    prompts = tmp_path / "prompts.json"
+    prompts.write_text('["one and one", "the sum of the words is even"]')
+    done = taut("calibrate", "kv-wave", model, "--prompts", str(prompts), model=None)
+    assert done.code == 0
+    assert done.out.endswith(f"{tmp_path / 'other.kv-wave.json'}\n")
+    done = taut("info", *args, model=model)
+    assert "cells a head by layer: " in " ".join(done.out.split())
+    done = taut("calibrate", "kv-wave", model, "--coverage", "2", model=None)
+    assert (done.code, done.out) == (2, "")
 
 
 def test_unknown_models_and_commands(taut: Run, tmp_path: Path) -> None:

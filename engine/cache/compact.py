@@ -59,7 +59,9 @@ class Compactor:
     def _layer(self, slot: int, layer: int, total: int, offer: _Offer) -> None:
         view = self._view(slot, layer, offer)
         utility = self._policy.utility(view, total)
-        budget = self._allocation.head_budgets(utility, view.valid, total)
+        even = torch.full_like(view.valid[..., 0], total, dtype=torch.int64)  # [S, H]
+        demand = utility.masked_fill(self._policy.protected(view, even), torch.inf)
+        budget = self._allocation.head_budgets(demand, view.valid, total)
         done = self._policy.compact(view, utility, budget.minimum(view.valid.sum(-1)))
         if done.bias is not None and self._store.bias is None:
             raise ValueError(f"{self._policy} gives biases: it must say so by `bias = True`")

@@ -23,7 +23,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.cache.policy import KVPolicy, ascending
+from engine.cache.choose import ascending
+from engine.cache.policy import KVPolicy
+from engine.cache.scores import older
 from engine.cache.view import Compaction, LayerView
 
 MOST = 20.085536923187668  # e^3: factors are from 1 / MOST to MOST
@@ -58,6 +60,9 @@ class MatchingPolicy(KVPolicy):
     def utility(self, view: LayerView, budget: int) -> Tensor:
         return mean_weight(reference_weights(view, view.valid))
 
+    def protected(self, view: LayerView, budget: Tensor) -> Tensor:
+        return view.valid & ~older(view, self._tail(budget))
+
     def compact(self, view: LayerView, utility: Tensor, budget: Tensor) -> Compaction:
         cells = view.valid.sum(-1)  # [S, H]
         tail = self._tail(budget).minimum(cells)
@@ -91,7 +96,7 @@ class MatchingPolicy(KVPolicy):
             return (budget // 2).clamp(max=20)
         return (budget - 1).clamp(min=0, max=self.tail)
 
-    def refuses(self, budget: int) -> str | None:
+    def refuses(self, budget: int, window: int) -> str | None:
         if self.tail is not None and self.tail >= budget:
             return (
                 f"a tail of {self.tail} cells leaves nothing of a budget of {budget}; make it"

@@ -93,7 +93,7 @@ class PagedCache:
         self._evicted = 0
         self._ring: QueryRing | None = None
         self._compactor: Compactor | None = None
-        self._queries = 0 if spec.policy is None else spec.policy.queries
+        self._queries = spec.queries
         if self._queries:
             self._ring = QueryRing(shape, self._queries, slots, dtype, device)
         self._parts = Parts(self._tables, self._store, self._pool, self._prefix, self._ring)
@@ -109,8 +109,7 @@ class PagedCache:
     @staticmethod
     def slot_bytes(shape: KVShape, spec: KVSpec, dtype: torch.dtype, max_len: int) -> int:
         """A slot's side state: its tables, and the queries that its policy remembers."""
-        queries = 0 if spec.policy is None else spec.policy.queries
-        ring = QueryRing.slot_bytes(shape, queries, dtype)
+        ring = QueryRing.slot_bytes(shape, spec.queries, dtype)
         return Tables.slot_bytes(shape, max_len) + ring
 
     # Capacity: what the scheduler sees

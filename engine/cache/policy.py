@@ -1,5 +1,5 @@
-"""The seams of lossy caching: KVSpec (what is configured), Allocation (how many cells each head
-holds), KVPolicy (when and how to compact), ScorePolicy (which cells stay).
+"""The seams of lossy caching: KVSpec (what is configured), KVPolicy (when and how to compact),
+ScorePolicy (which cells stay). How many cells each head holds is `allocation.py`'s.
 
 A policy is a frozen value whose fields are its paper's hyperparameters. It never sees a page, and
 keeps no state: what belongs to a sequence is in the view.
@@ -8,39 +8,20 @@ keeps no state: what belongs to a sequence is in the view.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal, TypeGuard
 
 import torch
 from torch import Tensor
 
-from engine.cache.view import Compaction, KVShape, LayerView
+from engine.cache.allocation import Allocation
+from engine.cache.allocations.uniform import Uniform
+from engine.cache.choose import keep_best
+from engine.cache.view import Compaction, LayerView
 
 MIN_BUDGET = 4
 """Fewer cells a head make no cache."""
-
-
-class Allocation(ABC):
-    """HOW MANY cells each layer and head holds right after a compaction."""
-
-    @abstractmethod
-    def layer_budgets(self, shape: KVShape, budget: int) -> list[int]:
-        """Cells per head of each layer, summing to layers * budget. Admission counts on it."""
-
-    @abstractmethod
-    def head_budgets(self, utility: Tensor, valid: Tensor, total: int) -> Tensor:
-        """Cells of each head, [S, H] int64, summing to H * total in every slot."""
-
-
-@dataclass(frozen=True)
-class Uniform(Allocation):
-    """Every head of every layer holds the budget."""
-
-    def layer_budgets(self, shape: KVShape, budget: int) -> list[int]:
-        return [budget] * shape.layers
-
-    def head_budgets(self, utility: Tensor, valid: Tensor, total: int) -> Tensor:
-        return torch.full(utility.shape[:2], total, dtype=torch.int64, device=utility.device)
 
 
 class KVPolicy(ABC):
@@ -59,6 +40,10 @@ class KVPolicy(ABC):
     streams_prompt: bool = False
     keeps_prompt: bool = False
     bounded: bool = True
+
+    def remembers(self, budget: int, window: int) -> int:
+        """How many last post-RoPE queries the view needs."""
+        return self.queries
 
     def peak(self, prompt: int, total: int, budget: int, window: int) -> int:
         """Cells a head needs at most, for a prompt and a total length; admission reserves them."""
@@ -88,11 +73,16 @@ class KVPolicy(ABC):
     def utility(self, view: LayerView, budget: int) -> Tensor:
         """What each cell is worth, [S, H, N] float32; computed once, for allocation and policy."""
 
+    def protected(self, view: LayerView, budget: Tensor) -> Tensor:
+        """Cells that stay whatever they're worth where heads have such budgets [S, H]: [S, H, N]
+        bool."""
+        return torch.zeros_like(view.valid)
+
     @abstractmethod
     def compact(self, view: LayerView, utility: Tensor, budget: Tensor) -> Compaction:
         """Which cells stay; `budget` [S, H] cells a head."""
 
-    def refuses(self, budget: int) -> str | None:
+    def refuses(self, budget: int, window: int) -> str | None:
         """Why the policy can't keep to a budget; None if it can."""
         return None
 
@@ -121,13 +111,22 @@ class ScorePolicy(KVPolicy):
     def utility(self, view: LayerView, budget: int) -> Tensor:
         return self.score(view, budget)
 
-    def compact(self, view: LayerView, utility: Tensor, budget: Tensor) -> Compaction:
+    def protected(self, view: LayerView, budget: Tensor) -> Tensor:
         sinks, recent = self._protected(budget)
-        last = view.valid.sum(-1) - recent  # [S, H] index of the first recent cell
-        index = torch.arange(view.valid.shape[-1], device=utility.device)
-        utility = utility.masked_fill(index >= last[..., None], torch.inf)
-        utility = utility.masked_fill(view.pos < sinks[..., None], torch.inf)
+        last = (view.valid.sum(-1) - recent)[..., None]  # [S, H, 1] index of the first recent cell
+        index = torch.arange(view.valid.shape[-1], device=view.valid.device)
+        return view.valid & ((index >= last) | (view.pos < sinks[..., None]))
+
+    def compact(self, view: LayerView, utility: Tensor, budget: Tensor) -> Compaction:
+        utility = utility.masked_fill(self.protected(view, budget), torch.inf)
         return Compaction(keep_best(utility, view.valid, budget))
+
+    def sizes(self, budget: int) -> tuple[int, int]:
+        """Sinks and recent cells at a budget."""
+        sinks, recent = self.sinks, self.recent
+        if sinks is None:
+            sinks = min(self.usual_sinks, budget // 8)
+        return sinks, min(self.usual_recent, budget // 2) if recent is None else recent
 
     def _protected(self, budget: Tensor) -> tuple[Tensor, Tensor]:
         """Sinks and recent cells of heads with such budgets, each of budget's shape."""
@@ -139,46 +138,18 @@ class ScorePolicy(KVPolicy):
             return sinks, (budget // 2).clamp(max=self.usual_recent)
         return sinks, (budget - sinks).clamp(max=self.recent)
 
-    def refuses(self, budget: int) -> str | None:
+    def refuses(self, budget: int, window: int) -> str | None:
         for name in ("sinks", "recent"):
             size = getattr(self, name)
             if size is not None and size < 0:
                 return f"{name} must be at least 0, not {size}"
-        sinks = min(self.usual_sinks, budget // 8) if self.sinks is None else self.sinks
-        recent = min(self.usual_recent, budget // 2) if self.recent is None else self.recent
+        sinks, recent = self.sizes(budget)
         if sinks + recent >= budget:
             return (
                 f"{sinks} sinks and {recent} recent cells leave nothing of a budget of {budget}"
                 " to choose; make them smaller or leave them to their defaults, which shrink"
             )
         return None
-
-
-def keep_best(utility: Tensor, valid: Tensor, budget: Tensor) -> Tensor:
-    """Indices of each head's `budget` [S, H] best valid cells, ascending, -1 at the end.
-
-    Of equal cells the later stays: it's the more recent one. [S, H, N] -> [S, H, M]
-    """
-    return ascending(keep_mask(utility, valid, budget))
-
-
-def keep_mask(utility: Tensor, valid: Tensor, budget: Tensor) -> Tensor:
-    """The same cells as a mask, [S, H, N] bool."""
-    cells = valid.shape[-1]
-    utility = utility.masked_fill(~valid, -torch.inf)
-    best = utility.flip(-1).sort(dim=-1, descending=True, stable=True).indices  # of the flipped
-    rank = torch.empty_like(best)
-    rank.scatter_(-1, best, torch.arange(cells, device=best.device).expand_as(best))
-    return valid & (rank.flip(-1) < budget[..., None])
-
-
-def ascending(stays: Tensor) -> Tensor:
-    """Indices of cells that stay, ascending, -1 at the end: [S, H, N] bool -> [S, H, M]."""
-    cells = stays.shape[-1]
-    index = torch.arange(cells, device=stays.device).expand_as(stays)
-    width = int(stays.sum(-1).max())
-    kept = index.masked_fill(~stays, cells).sort(dim=-1).values[..., :width]
-    return kept.masked_fill(kept == cells, -1)
 
 
 FULL = 2**30
@@ -201,7 +172,7 @@ class KVSpec:
 
     format: Literal["auto", "fp32", "bf16"] = "auto"
     policy: KVPolicy | None = None
-    allocation: Allocation = Uniform()
+    allocation: Allocation = field(default_factory=Uniform)
     budget_tokens: int | None = None
     window: int = 128
     allow_full: bool = False
@@ -214,15 +185,22 @@ class KVSpec:
             )
         if self.policy is not None and not isinstance(self.policy, KVPolicy):
             raise ValueError(f"policy must be a KVPolicy such as SnapKV(), not {self.policy!r}")
+        if not isinstance(self.allocation, Allocation):
+            raise ValueError(f"allocation must be an Allocation, not {self.allocation!r}")
         if not isinstance(self.allow_full, bool):
             raise ValueError(f"allow_full must be True or False, not {self.allow_full!r}")
         if self.policy is None:
+            if self.allocation != Uniform():
+                raise ValueError(f"allocation {self.allocation} needs a policy that evicts cells")
             if self.budget_tokens is not None:
                 raise ValueError(
                     f"budget_tokens={self.budget_tokens} needs a policy that keeps to it; "
                     "give one, or leave budget_tokens out for the full cache"
                 )
-            return
+        else:
+            self._check(self.policy)
+
+    def _check(self, policy: KVPolicy) -> None:
         if not _integer(self.budget_tokens) or self.budget_tokens < MIN_BUDGET:
             raise ValueError(
                 f"budget_tokens must be at least {MIN_BUDGET} with a policy,"
@@ -230,14 +208,23 @@ class KVSpec:
             )
         if not _integer(self.window) or self.window < 1:
             raise ValueError(f"window must be at least 1, not {self.window!r}")
-        reason = self.policy.refuses(self.budget_tokens)
+        reason = policy.refuses(self.budget_tokens, self.window)
         if reason is not None:
-            raise ValueError(f"policy {self.policy}: {reason}")
+            raise ValueError(f"policy {policy}: {reason}")
+
+    def measured(self, model: Path) -> KVSpec:
+        """This, with what was measured of the model whose files lie there."""
+        return replace(self, allocation=self.allocation.measured(model))
 
     @property
     def budget(self) -> int:
         """`budget_tokens`; FULL without a policy."""
         return FULL if self.budget_tokens is None else self.budget_tokens
+
+    @property
+    def queries(self) -> int:
+        """How many last queries of a slot are remembered."""
+        return 0 if self.policy is None else self.policy.remembers(self.budget, self.window)
 
     @property
     def bias(self) -> bool:
@@ -256,7 +243,7 @@ class KVSpec:
             return 'kv_budget="full" isn\'t allowed here; KVSpec(allow_full=True) would allow it'
         if not MIN_BUDGET <= asked <= self.budget:
             return f"kv_budget must be from {MIN_BUDGET} to this cache's {self.budget}, not {asked}"
-        reason = self.policy.refuses(asked)
+        reason = self.policy.refuses(asked, self.window)
         return reason and f"kv_budget={asked}: policy {self.policy}: {reason}"
 
     def granted(self, asked: int | str | None) -> int:

@@ -1,6 +1,7 @@
-"""Policies by name: `policies/NAME.py` defines one KVPolicy; "name(field=value)" makes it.
+"""Methods by name: `policies/NAME.py` defines one KVPolicy, `allocations/NAME.py` one Allocation;
+"name(field=value)" makes it.
 
-Adding a policy means adding its file; nothing else names it.
+Adding a method means adding its file; nothing else names it.
 """
 
 from __future__ import annotations
@@ -10,51 +11,73 @@ import dataclasses
 import importlib
 import pkgutil
 from functools import cache
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from types import ModuleType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from engine.cache import policies
+from engine.cache import allocations, policies
+from engine.cache.allocation import Allocation
 from engine.cache.policy import KVPolicy
 
+T = TypeVar("T")
 
-@cache
+
 def policy_classes() -> dict[str, type[KVPolicy]]:
     """Every policy of the folder by its file's name; a file defines exactly one."""
-    found = {}
-    for info in pkgutil.iter_modules(policies.__path__):
-        module = importlib.import_module(f"{policies.__name__}.{info.name}")
-        own = [
-            value
-            for value in vars(module).values()
-            if isinstance(value, type)
-            and issubclass(value, KVPolicy)
-            and value.__module__ == module.__name__
-        ]
-        assert len(own) == 1, f"{module.__name__} must define exactly one policy, not {own}"
-        found[info.name] = own[0]
-    return found
+    return _classes(policies, KVPolicy)
+
+
+def allocation_classes() -> dict[str, type[Allocation]]:
+    """Every allocation of the folder by its file's name; a file defines exactly one."""
+    return _classes(allocations, Allocation)
 
 
 def policy_from_text(text: str) -> KVPolicy:
     """`snapkv` or `snapkv(queries=16)`: a policy with literal fields. ValueError says what's wrong
     with the text or with a field."""
+    return _made("KV policy", policy_classes(), text)
+
+
+def allocation_from_text(text: str) -> Allocation:
+    """`adakv` or `adakv(safe=0.5)`, as `policy_from_text`."""
+    return _made("KV allocation", allocation_classes(), text)
+
+
+@cache
+def _classes(folder: ModuleType, base: type[T]) -> dict[str, type[T]]:
+    found = {}
+    for info in pkgutil.iter_modules(folder.__path__):
+        module = importlib.import_module(f"{folder.__name__}.{info.name}")
+        own = [
+            value
+            for value in vars(module).values()
+            if isinstance(value, type)
+            and issubclass(value, base)
+            and value.__module__ == module.__name__
+        ]
+        assert len(own) == 1, f"{module.__name__} must define exactly one {base.__name__}"
+        found[info.name] = own[0]
+    return found
+
+
+def _made(what: str, classes: dict[str, type[T]], text: str) -> T:
     try:
         node = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError):  # ValueError: a null byte
-        raise ValueError(f"{text!r} isn't a policy: write name or name(field=value)") from None
+        raise ValueError(f"{text!r} isn't a {what}: write name or name(field=value)") from None
     call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
     if not isinstance(call.func, ast.Name) or call.args:
-        raise ValueError(f"{text!r} isn't a policy: write name or name(field=value)")
-    kind = policy_classes().get(call.func.id)
+        raise ValueError(f"{text!r} isn't a {what}: write name or name(field=value)")
+    kind = classes.get(call.func.id)
     if kind is None:
-        known = ", ".join(sorted(policy_classes()))
-        raise ValueError(f"there is no KV policy {call.func.id!r}; known: {known}")
+        known = ", ".join(sorted(classes))
+        raise ValueError(f"there is no {what} {call.func.id!r}; known: {known}")
     try:
         return kind(**_fields(kind, call))
     except ValueError as error:
-        raise ValueError(f"KV policy {text!r}: {error}") from None
+        raise ValueError(f"{what} {text!r}: {error}") from None
 
 
-def _fields(kind: type[KVPolicy], call: ast.Call) -> dict[str, object]:
+def _fields(kind: type[object], call: ast.Call) -> dict[str, object]:
     assert dataclasses.is_dataclass(kind)
     hints = get_type_hints(kind)
     known = {f.name: hints[f.name] for f in dataclasses.fields(kind)}

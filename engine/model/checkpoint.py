@@ -23,6 +23,7 @@ class Checkpoint(Tensors, Protocol):
     """A model's config, defaults and tensors, whatever files they came from."""
 
     source: str  # what the user named and where it lies
+    path: Path  # the file or the folder
     generation: GenerationDefaults
 
     @property

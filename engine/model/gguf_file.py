@@ -54,6 +54,7 @@ class GGUFFile:
 
     def __init__(self, file: Path, source: str) -> None:
         self.source = source
+        self.path = file
         self._header = read_header(file)
         self._bytes = torch.frombuffer(self._header.data, dtype=torch.uint8)
         divisors = self._info(_ROPE) if _ROPE in self._header.tensors else None

@@ -23,6 +23,7 @@ class SafetensorsFolder:
 
     def __init__(self, folder: Path, source: str) -> None:
         self.source = source
+        self.path = folder
         self.folder: Path | None = folder
         self.config = read_config(folder)
         self.generation = read_generation(folder)

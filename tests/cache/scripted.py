@@ -5,8 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.cache.allocation import Allocation
+from engine.cache.choose import keep_best
 from engine.cache.paged import PagedCache
-from engine.cache.policy import Allocation, KVPolicy, keep_best
+from engine.cache.policy import KVPolicy
 from engine.cache.view import Compaction, KVShape, LayerView
 
 

@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.cache.allocations.uniform import Uniform
 from engine.cache.paged import PagedCache
 from engine.cache.policies.sinks_recent import SinksRecent
 from engine.cache.policies.snapkv import SnapKV
-from engine.cache.policy import KVSpec, Uniform
+from engine.cache.policy import KVSpec
 from engine.request import Sequence
 from tests.cache.harness import SHAPE, catch_up, make_cache, make_seq, qkv, step
 from tests.cache.scripted import Ragged

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import pytest
 import torch
 
 from engine.cache.policy import KVSpec, ScorePolicy
 from engine.cache.view import LayerView
 
-GUIDE = Path(__file__).parents[2] / "docs" / "adding-a-policy.md"
+ROOT = Path(__file__).parents[2]
+GUIDE = ROOT / "docs" / "adding-a-policy.md"
 
 
-def example() -> type[ScorePolicy]:
+def example(monkeypatch: pytest.MonkeyPatch) -> type[ScorePolicy]:
     (code,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
-    namespace: dict[str, Any] = {"__name__": "guide"}
-    exec(compile(code, str(GUIDE), "exec", dont_inherit=True), namespace)
-    found: type[ScorePolicy] = namespace["KeyDiff"]
+    assert code == (ROOT / "engine/cache/policies/keydiff.py").read_text()
+    guide: Any = ModuleType("guide")
+    monkeypatch.setitem(sys.modules, "guide", guide)  # dataclasses look their module up
+    exec(compile(code, str(GUIDE), "exec", dont_inherit=True), vars(guide))
+    found: type[ScorePolicy] = guide.KeyDiff
     return found
 
 
-def test_the_example_keeps_the_odd_key_out() -> None:
-    make: Any = example()
+def test_the_example_keeps_the_odd_key_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    make: Any = example(monkeypatch)
     policy = make(sinks=0, recent=0)
     KVSpec(policy=policy, budget_tokens=4)  # it refuses nothing of that
     k = torch.ones(1, 1, 8, 4)

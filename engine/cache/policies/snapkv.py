@@ -12,13 +12,12 @@ everything: R-KV's label B with its buffer of 128 is budget_tokens=B, window=128
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-import torch
 from torch import Tensor
 
+from engine.cache import checks
 from engine.cache.policy import ScorePolicy
-from engine.cache.scores import attention, group_logits, max_pool, mean_over_queries
+from engine.cache.scores import GROUPS, Group, max_pool, older, window_attention
 from engine.cache.view import LayerView
 
 
@@ -28,28 +27,19 @@ class SnapKV(ScorePolicy):
 
     queries: int = 8
     kernel: int = 7
-    group: Literal["max", "mean"] = "max"
+    group: Group = "max"
     sinks: int | None = None
     recent: int | None = None
 
     def __post_init__(self) -> None:
-        if self.queries < 1:
-            raise ValueError(f"queries must be at least 1, not {self.queries}")
-        if self.kernel < 1 or self.kernel % 2 == 0:
-            raise ValueError(f"kernel must be odd and at least 1 (no pooling), not {self.kernel}")
-        if self.group not in ("max", "mean"):
-            raise ValueError(f"group must be max or mean, not {self.group!r}")
+        checks.at_least(1, queries=self.queries)
+        checks.kernel(self.kernel)
+        checks.one_of(GROUPS, group=self.group)
 
     @property
     def usual_recent(self) -> int:
         return self.queries
 
     def score(self, view: LayerView, budget: int) -> Tensor:
-        assert view.queries is not None
-        assert view.query_pos is not None
-        logits = group_logits(view.queries, view.k, self.group)  # [S, H, W, N]
-        cells = view.valid.sum(-1, keepdim=True)  # [S, H, 1]
-        index = torch.arange(view.valid.shape[-1], device=view.valid.device)
-        candidates = index < cells - self.queries  # [S, H, N]
-        weights = attention(logits, candidates[:, :, None])
-        return max_pool(mean_over_queries(weights, view.query_pos), self.kernel)
+        seen = window_attention(view, older(view, self.queries), self.group)
+        return max_pool(seen, self.kernel)

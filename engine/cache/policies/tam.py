@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.cache.choose import keep_mask
 from engine.cache.matching import Choice, MatchingPolicy, check_fields, mean_weight
-from engine.cache.policy import keep_mask
 from engine.cache.view import LayerView
 
 

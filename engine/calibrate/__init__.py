@@ -1,0 +1,1 @@
+"""What is measured of a model once and kept beside it."""
