@@ -12,12 +12,15 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import Self
 
+from engine.assembler import Request
 from engine.config import EngineConfig
-from engine.engine import Engine, EngineStats, Prompt
+from engine.engine import Engine, EngineStats
 from engine.output import Delta, Output
+from engine.prompt import IdInUse, Prompt
 from engine.request import SamplingParams
 
 log = logging.getLogger(__name__)
@@ -98,7 +101,7 @@ class AsyncEngine:
         if isinstance(max_queued, bool) or not isinstance(max_queued, int) or max_queued < 0:
             raise ValueError(f"max_queued must be an integer of at least 0, not {max_queued!r}")
         self.engine = Engine(config)
-        self._limit = self.engine.config.max_num_seqs + max_queued
+        self.limit = self.engine.config.max_num_seqs + max_queued
         self._live: dict[str, Stream] = {}
         self._closing: str | None = None
         # Guards the two above, and that nothing is commanded for a request that isn't live, nor
@@ -121,24 +124,50 @@ class AsyncEngine:
         ValueError: it can't be served, or `id` is live (a cancelled request is live until the next
         step). QueueFull. EngineDead.
         """
+        return self.start(await self.prepare(prompt, params, id=id, priority=priority))[0]
+
+    async def prepare(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        id: str | None = None,
+        priority: int = 0,
+    ) -> Request:
+        """Validate and tokenise, on another thread; `start` takes what comes back."""
         self._check_open()
         try:
-            request = await asyncio.to_thread(
+            return await asyncio.to_thread(
                 self.engine.prepare, prompt, params, id=id, priority=priority
             )
         except Exception:
             self._check_open()  # an engine that is closed meanwhile fails in any way
             raise
-        stream = Stream(request.id, self._cancel)
+
+    def start(self, *requests: Request) -> list[Stream]:
+        """Take all of these or none. QueueFull, EngineDead, or IdInUse."""
+        streams = [Stream(request.id, self._cancel) for request in requests]
         with self._lock:
             self._check_open()
-            if request.id in self._live:
-                raise ValueError(f"the request id {request.id!r} is in use by a live request")
-            if len(self._live) >= self._limit:
-                raise QueueFull(f"{len(self._live)} requests are running or waiting; try later")
-            self._live[request.id] = stream
-            self._commands.put(lambda: self.engine.submit(request))
-        return stream
+            ids: set[str] = set()
+            for request in requests:
+                if request.id in self._live or request.id in ids:
+                    raise IdInUse(request.id)
+                ids.add(request.id)
+            self._check_room(len(requests))
+            for request, stream in zip(requests, streams, strict=True):
+                self._live[request.id] = stream
+                self._commands.put(partial(self.engine.submit, request))
+        return streams
+
+    def check_room(self, requests: int = 1) -> None:
+        """QueueFull if so many more can't be taken now."""
+        with self._lock:
+            self._check_room(requests)
+
+    def _check_room(self, requests: int) -> None:
+        if len(self._live) + requests > self.limit:
+            raise QueueFull(f"{len(self._live)} requests are running or waiting; try later")
 
     async def stream(
         self,
