@@ -1,4 +1,4 @@
-"""The command `taut`: generate, chat, quantize, info."""
+"""The command `taut`: generate, chat, serve, quantize, info."""
 
 from __future__ import annotations
 
@@ -152,6 +152,18 @@ def chat(
         model, dtype, weights, kv_policy, kv_budget, kv_window, max_model_len, generation_defaults
     ) as engine:
         chat_loop(engine, params, system)
+
+
+@app.command(
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def serve(ctx: typer.Context) -> None:
+    """Serve a model to OpenAI's clients: taut serve MODEL."""
+    from engine.server.serve import main as run
+
+    _log(False)
+    run(ctx.args)
 
 
 @app.command()

@@ -286,6 +286,10 @@ class Engine:
     def _vocab_size(self) -> int:
         return min(m.checkpoint.config.vocab_size for m in self.models.values())
 
+    def tokens(self, prompt: Prompt) -> list[int]:
+        """What a prompt is to the model. ValueError: it's none. Safe beside `step`."""
+        return list(read(prompt, self.tokenizer, self._vocab_size).tokens)
+
     def _check_fits(self, tokens: int) -> None:
         if tokens == 0:
             raise ValueError("the prompt is empty: give it at least one token")
