@@ -64,10 +64,10 @@ class ChatReply(Reply[ChatCompletion, ChatChunk]):
         yield self._say(index, {"role": "assistant", "content": ""})
 
     def _chunk(self, part: Part) -> ChatChunk:
-        logprobs, ids = self.take(part.index)
+        logprobs, ids = self.take(part.choice)
         delta = self.thinking(part.thinking) or ({"content": part.text} if part.text else {})
         choice = {
-            "index": part.index,
+            "index": part.choice,
             "delta": delta,
             "logprobs": self._logprobs(logprobs) if logprobs else None,
             "finish_reason": part.finish_reason,

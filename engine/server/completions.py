@@ -82,11 +82,11 @@ class CompletionReply(Reply[Completion, CompletionChunk]):
             yield self._chunk(Part(index, text=self._echoed(prompt)))
 
     def _chunk(self, part: Part) -> CompletionChunk:
-        logprobs, ids = self.take(part.index)
+        logprobs, ids = self.take(part.choice)
         choice = {
-            "index": part.index,
+            "index": part.choice,
             "text": part.text,
-            "logprobs": self._logprobs(part.index, logprobs) if logprobs else None,
+            "logprobs": self._logprobs(part.choice, logprobs) if logprobs else None,
             "finish_reason": part.finish_reason,
             **self.thinking(part.thinking),
             **ids,

@@ -19,6 +19,9 @@ _TYPES = {
     503: "service_unavailable_error",
     504: "timeout_error",
 }
+_TYPE_NAMES = frozenset(("str", "int", "float", "bool"))
+"""By which pydantic tells the types that a field may have."""
+
 _ECHO = 80
 """Characters of a client's own input that an error repeats."""
 
@@ -60,25 +63,32 @@ def unsupported(param: str, message: str) -> ApiError:
 
 
 def invalid(error: ValidationError) -> ApiError:
-    """The first thing that is wrong with a body."""
-    first, *others = error.errors(include_url=False, include_context=False)
+    """The first thing that is wrong with a body; of a field that may be of several types, what is
+    wrong with it as each of them."""
+    found = error.errors(include_url=False, include_context=False)
+    first = found[0]
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is no JSON: {first['msg']}", code="invalid_json")
-    param = _path(first["loc"])
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] != "missing":
-        message += f", not {_short(first['input'])}"
-    more = f" (and {len(others)} more)" if others else ""
+    paths = [_path(each["loc"]) for each in found]
+    param = max((path for path in paths if path.startswith(paths[0])), key=len)
+    said = dict.fromkeys(
+        each["msg"] for each, path in zip(found, paths, strict=True) if path == param
+    )
     where = f"{param}: " if param else "the body: "
-    return ApiError(400, where + message + more, param=param)
+    last = found[paths.index(param)]
+    value = "" if last["type"] == "missing" else f", not {_short(last['input'])}"
+    return ApiError(400, where + " or ".join(said) + value, param=param or None)
 
 
-def _path(loc: tuple[int | str, ...]) -> str | None:
-    """("messages", 0, "role") -> "messages[0].role"."""
+def _path(loc: tuple[int | str, ...]) -> str:
+    """("messages", 0, "role") -> "messages[0].role", without the names of types."""
     path = ""
     for part in loc:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
-    return path or None
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part not in _TYPE_NAMES and "[" not in part:
+            path += f".{part}" if path else part
+    return path
 
 
 def _short(value: object) -> str:

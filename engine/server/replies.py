@@ -47,7 +47,7 @@ class Pending:
 class Part(NamedTuple):
     """A piece of a choice: text of one kind, or its end."""
 
-    index: int
+    choice: int
     text: str = ""
     thinking: str = ""
     finish_reason: shapes.FinishReason | None = None

@@ -30,22 +30,25 @@ class ThinkingFields(Body):
     """How much a model thinks, and whether that is shown."""
 
     thinking_token_budget: int | None = Field(
-        None, description="Thinking is closed after exactly so many tokens, and the answer follows."
+        default=None, description="Thinking is closed after exactly so many tokens."
     )
     stop_in_thinking: bool | None = Field(
-        None, description="Stop strings end the thinking too; else they wait for the answer."
+        default=None,
+        description="Stop strings end the thinking too; else they wait for the answer.",
     )
     include_reasoning: bool | None = Field(
-        None, description="false: thinking is generated and counted, but not sent."
+        default=None, description="false: thinking is generated and counted, but not sent."
     )
 
 
 class SamplingFields(ThinkingFields):
     """What chat and completions share."""
 
-    model: str | None = Field(None, description="A name of /v1/models; left out: the one served.")
-    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
-    max_tokens: int | None = Field(None, ge=0)
+    model: str | None = Field(
+        default=None, description="A name of /v1/models; left out: the one served."
+    )
+    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
+    max_tokens: int | None = Field(default=None, ge=0)
     min_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -65,12 +68,18 @@ class SamplingFields(ThinkingFields):
     prompt_logprobs: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    priority: int | None = Field(None, description="Lower runs first.")
+    priority: int | None = Field(default=None, description="Lower runs first.")
     request_id: str | None = Field(
-        None, min_length=1, max_length=128, pattern=r"^[\w.:\-]+$", description="Unique while live."
+        default=None,
+        min_length=1,
+        max_length=128,
+        pattern=r"^[\w.:\-]+$",
+        description="Unique while live.",
     )
     return_token_ids: bool | None = None
-    kv_budget: int | None = Field(None, description="Cells a kv head keeps; the server's own only.")
+    kv_budget: int | None = Field(
+        default=None, description="Cells a kv head keeps; the server's own only."
+    )
     user: str | None = None
 
 
@@ -95,7 +104,7 @@ class TemplateFields(Body):
 
 
 class ChatRequest(TemplateFields, SamplingFields):
-    max_completion_tokens: int | None = Field(None, ge=1, description="Thinking included.")
+    max_completion_tokens: int | None = Field(default=None, ge=1, description="Thinking included.")
     logprobs: bool | None = None
     top_logprobs: int | None = None
     response_format: dict[str, Any] | None = None
@@ -106,7 +115,7 @@ class ChatRequest(TemplateFields, SamplingFields):
 
 class CompletionRequest(SamplingFields):
     prompt: str | list[str] | list[int] | list[list[int]]
-    logprobs: int | None = Field(None, ge=0, le=20)
+    logprobs: int | None = Field(default=None, ge=0, le=20)
     echo: bool | None = None
     suffix: str | None = None
     best_of: int | None = None
@@ -117,7 +126,7 @@ class TokenizeRequest(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = Field(None, min_length=1)
+    messages: list[Message] | None = Field(default=None, min_length=1)
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

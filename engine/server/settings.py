@@ -41,82 +41,89 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: Annotated[str, Flag(MODEL)] = Field(
-        "smollm2", description="a packaged name, a Hugging Face folder, a GGUF file or a hub id"
+        default="smollm2",
+        description="a packaged name, a Hugging Face folder, a GGUF file or a hub id",
     )
     served_model_name: Annotated[tuple[str, ...], Flag(MODEL, "NAME")] = Field(
-        (), description="the name that clients ask for; repeatable (MODEL)"
+        default=(), description="the name that clients ask for; repeatable (MODEL)"
     )
     weights: Annotated[str, Flag(MODEL, "FORMAT")] = Field(
-        "float", description="float (as stored), bf16, int8 or nvfp4"
+        default="float", description="float (as stored), bf16, int8 or nvfp4"
     )
     dtype: Annotated[Literal["auto", "float32", "bfloat16"], Flag(MODEL)] = Field(
-        "auto", description="of activations"
+        default="auto", description="of activations"
     )
     max_model_len: Annotated[Positive | None, Flag(MODEL, "TOKENS")] = Field(
-        None, description="longest prompt and output together (the model's own)"
+        default=None, description="longest prompt and output together (the model's own)"
     )
     generation_defaults: Annotated[bool, Flag(MODEL)] = Field(
-        True, description="use the model's own sampling defaults"
+        default=True, description="use the model's own sampling defaults"
     )
     kv_policy: Annotated[str | None, Flag(CACHE, "POLICY")] = Field(
-        None, description="bound the cache: 'snapkv', 'sinks_recent(sinks=4)' (full cache)"
+        default=None, description="bound the cache: 'snapkv', 'sinks_recent(sinks=4)' (full cache)"
     )
     kv_budget: Annotated[Positive | None, Flag(CACHE, "CELLS")] = Field(
-        None, description="cells that a head keeps after a compaction"
+        default=None, description="cells that a head keeps after a compaction"
     )
     kv_window: Annotated[Positive, Flag(CACHE, "CELLS")] = Field(
-        128, description="cells appended between compactions"
+        default=128, description="cells appended between compactions"
     )
     kv_cache_memory_bytes: Annotated[Positive | None, Flag(CACHE, "BYTES")] = Field(
-        None, description="memory of all caches (half of what the weights leave)"
+        default=None, description="memory of all caches (half of what the weights leave)"
     )
     max_num_seqs: Annotated[Positive, Flag(LOAD, "N")] = Field(
-        64, description="sequences that run at once"
+        default=64, description="sequences that run at once"
     )
     max_num_batched_tokens: Annotated[Positive | None, Flag(LOAD, "TOKENS")] = Field(
-        None, description="tokens of one step (512, or twice --max-num-seqs)"
+        default=None, description="tokens of one step (512, or twice --max-num-seqs)"
     )
     max_queued: Annotated[int, Flag(LOAD, "N")] = Field(
-        256, ge=0, description="requests that may wait; more are answered 429"
+        default=256, ge=0, description="requests that may wait; more are answered 429"
     )
     threads: Annotated[Positive | None, Flag(LOAD, "N")] = Field(
-        None, description="CPU threads (the CPUs that this process may use)"
+        default=None, description="CPU threads (the CPUs that this process may use)"
     )
     seed: Annotated[int | None, Flag(LOAD, "N")] = Field(
-        None, description="makes requests without a seed reproducible"
+        default=None, description="makes requests without a seed reproducible"
     )
     host: Annotated[str, Flag(HTTP)] = Field(
-        "127.0.0.1", description="0.0.0.0 takes requests from other machines"
+        default="127.0.0.1", description="0.0.0.0 takes requests from other machines"
     )
-    port: Annotated[int, Flag(HTTP)] = Field(8000, ge=0, le=65535, description="0: any free one")
+    port: Annotated[int, Flag(HTTP)] = Field(
+        default=8000, ge=0, le=65535, description="0: any free one"
+    )
     api_key: Annotated[tuple[str, ...], Flag(HTTP, "KEY")] = Field(
-        (), description=f"clients must send it; repeatable; also ${KEY_VARIABLE} (none)"
+        default=(), description=f"clients must send it; repeatable; also ${KEY_VARIABLE} (none)"
     )
     allowed_origins: Annotated[tuple[str, ...], Flag(HTTP, "URL")] = Field(
-        (), description="web pages that may call, CORS; repeatable, * for all (none)"
+        default=(), description="web pages that may call, CORS; repeatable, * for all (none)"
     )
     ssl_certfile: Annotated[Path | None, Flag(HTTP, "FILE")] = Field(
-        None, description="serve HTTPS, with --ssl-keyfile"
+        default=None, description="serve HTTPS, with --ssl-keyfile"
     )
-    ssl_keyfile: Annotated[Path | None, Flag(HTTP, "FILE")] = Field(None, description="its key")
-    access_log: Annotated[bool, Flag(HTTP)] = Field(False, description="a line for each request")
+    ssl_keyfile: Annotated[Path | None, Flag(HTTP, "FILE")] = Field(
+        default=None, description="its key"
+    )
+    access_log: Annotated[bool, Flag(HTTP)] = Field(
+        default=False, description="a line for each request"
+    )
     ping_interval: Annotated[Seconds, Flag(HTTP, "SECONDS")] = Field(
-        15.0, description="a silent stream gets a comment so often; 0: none"
+        default=15.0, description="a silent stream gets a comment so often; 0: none"
     )
     request_timeout: Annotated[Seconds, Flag(LIMITS, "SECONDS")] = Field(
-        3600.0, description="a request's longest time, waiting included; 0: any"
+        default=3600.0, description="a request's longest time, waiting included; 0: any"
     )
     drain_timeout: Annotated[Seconds, Flag(LIMITS, "SECONDS")] = Field(
-        30.0, description="SIGTERM: how long running requests may go on"
+        default=30.0, description="SIGTERM: how long running requests may go on"
     )
     max_prompt_tokens: Annotated[Positive | None, Flag(LIMITS, "TOKENS")] = Field(
-        None, description="longest prompt (what the context leaves)"
+        default=None, description="longest prompt (what the context leaves)"
     )
     max_body_bytes: Annotated[Positive, Flag(LIMITS, "BYTES")] = Field(
-        8 * 2**20, description="of a request"
+        default=8 * 2**20, description="of a request"
     )
     max_header_bytes: Annotated[Positive, Flag(LIMITS, "BYTES")] = Field(
-        64 * 2**10, description="of a request"
+        default=64 * 2**10, description="of a request"
     )
 
     @field_validator("served_model_name", "api_key", "allowed_origins", mode="before")
