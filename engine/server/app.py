@@ -208,7 +208,7 @@ async def _detokenize(state: State, request: Request) -> Response:
     try:
         return _json({"prompt": state.served.tokenizer.decode(body.tokens, skip_special=False)})
     except ValueError as error:
-        raise refused(error, ("tokens",), "tokens") from error
+        raise ApiError(400, f"tokens: {error}", param="tokens") from error
 
 
 async def _health(state: State, request: Request) -> Response:

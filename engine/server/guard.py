@@ -43,7 +43,7 @@ class Keys:
 
     def __init__(self, app: ASGIApp, keys: Seq[str]) -> None:
         self._app = app
-        self._digests = [_digest(key) for key in keys]
+        self._digests = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN or self._known(scope):
@@ -57,11 +57,12 @@ class Keys:
         await response(scope, receive, send)
 
     def _known(self, scope: Scope) -> bool:
-        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        scheme, _, key = given.partition(b" ")
         digest = _digest(key.strip())
         matches = [hmac.compare_digest(digest, each) for each in self._digests]
-        return any(matches) and scheme.lower() == "bearer"
+        return any(matches) and scheme.lower() == b"bearer"
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

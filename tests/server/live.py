@@ -42,6 +42,7 @@ class Live:
         self.state = state
         self.url = url
         self.server = server
+        self.steps = 0  # of the model, since `pace`
         self.http = httpx.Client(base_url=url, timeout=30)
 
     @property
@@ -103,6 +104,7 @@ class Live:
         run = executor.run
 
         def slow(batch: Any) -> Any:
+            self.steps += 1
             time.sleep(seconds)
             return run(batch)
 
