@@ -14,7 +14,7 @@ ROWS = (
     ("cli", "terminal"),
     ("server",),
     ("service",),
-    ("engine", "build", "assembler", "progress", "prompt"),
+    ("engine", "build", "assembler", "progress", "prompt", "choices"),
     ("config", "output"),
     ("executor",),
     ("cache", "scheduler", "model", "sampling"),

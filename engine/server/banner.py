@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
+from engine.choices import backend_rows
 from engine.request import MAIN
 from engine.server.settings import Settings
 from engine.service import AsyncEngine
@@ -38,7 +39,7 @@ class Banner:
 
     def ready(self, settings: Settings, engine: AsyncEngine, seconds: float, url: str) -> None:
         for name, value in _rows(settings, engine):
-            self._line(f"{name:<10}{value}")
+            self._line(f"{name:<11}{value}")
         self._line(f"ready in {seconds:.1f} s: {url}/v1")
 
 
@@ -51,6 +52,7 @@ def _rows(settings: Settings, engine: AsyncEngine) -> Iterator[tuple[str, str]]:
         f"{loaded.decoder.nbytes / 2**20:.0f} MiB of weights ({settings.weights}), "
         f"{str(loaded.dtype).removeprefix('torch.')} on {loaded.device}",
     )
+    yield from backend_rows(loaded.spec, loaded.checkpoint)
     own = "the model's own" if settings.max_model_len is None else "--max-model-len"
     yield "context", f"{engine.engine.max_model_len} tokens ({own})"
     kv = engine.stats().kv[MAIN]

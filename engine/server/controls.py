@@ -38,6 +38,8 @@ _REFUSED: Mapping[str, str] = {
     "chat_template": "templates of requests aren't run; the model's own is used",
     "documents": "isn't supported; put documents into a message",
     "cache_salt": "prefixes are shared between all clients of this server; leave it out",
+    "kv_policy": "is the server's own (taut serve --kv-policy)",
+    "kv_window": "is the server's own (taut serve --kv-window)",
     "bad_words": "isn't supported; ban tokens by logit_bias of -100",
     "logits_processors": "code of requests isn't run",
     "repetition_detection": "isn't supported",

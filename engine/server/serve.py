@@ -10,9 +10,14 @@ import asyncio
 import logging
 import socket
 import sys
+import threading
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from contextlib import suppress
+from functools import partial
 from types import FrameType
+from typing import TypeVar, cast
 
 import uvicorn
 
@@ -25,6 +30,8 @@ from engine.server.state import State
 from engine.service import AsyncEngine
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 def main(args: Seq[str]) -> None:
@@ -54,18 +61,23 @@ async def serve(settings: Settings, config: EngineConfig, sock: socket.socket) -
     """Until a signal has come and everything is drained. ValueError: the model can't be loaded."""
     app = create_app(settings)
     state: State = app.state.taut
-    server = Server(settings, uvicorn_config(settings, app), state)
+    server = Server(uvicorn_config(settings, app), state)
     serving = asyncio.create_task(server.serve(sockets=[sock]))
-    engine: AsyncEngine | None = None
+    loading = asyncio.create_task(load(settings, config, sock))
     try:
-        engine = await load(settings, config, sock)
+        await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            return  # told to stop before the model was there
+        engine = loading.result()
         state.serve(engine)
-        await serving
-    finally:
-        server.should_exit = True
-        await asyncio.gather(serving, return_exceptions=True)
-        if engine is not None:
+        try:
+            await serving
+        finally:
             await engine.close(drain=False)
+    finally:
+        loading.cancel()
+        server.should_exit = True
+        await asyncio.gather(serving, loading, return_exceptions=True)
 
 
 async def load(settings: Settings, config: EngineConfig, sock: socket.socket) -> AsyncEngine:
@@ -73,12 +85,38 @@ async def load(settings: Settings, config: EngineConfig, sock: socket.socket) ->
     banner = Banner(sys.stderr)
     begin = time.perf_counter()
     with banner.loading(settings.model):
-        engine = await asyncio.to_thread(AsyncEngine, config, max_queued=settings.max_queued)
+        engine = await _beside(partial(AsyncEngine, config, max_queued=settings.max_queued))
     scheme = "http" if settings.ssl_certfile is None else "https"
     host, port = sock.getsockname()[:2]
     host = f"[{host}]" if ":" in host else host
     banner.ready(settings, engine, time.perf_counter() - begin, f"{scheme}://{host}:{port}")
     return engine
+
+
+async def _beside(make: Callable[[], T]) -> T:
+    """The result, made on a thread that a process which ends doesn't wait for."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def tell(result: T | None, error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(cast(T, result))
+
+    def run() -> None:
+        result, failed = None, None
+        try:
+            result = make()
+        except BaseException as error:
+            failed = error
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(tell, result, failed)
+
+    threading.Thread(target=run, name="taut-loading", daemon=True).start()
+    return await done
 
 
 def uvicorn_config(settings: Settings, app: object) -> uvicorn.Config:
@@ -100,7 +138,7 @@ def uvicorn_config(settings: Settings, app: object) -> uvicorn.Config:
 class Server(uvicorn.Server):
     """Goes on answering (503 to new requests) until those that run have ended."""
 
-    def __init__(self, settings: Settings, config: uvicorn.Config, state: State) -> None:
+    def __init__(self, config: uvicorn.Config, state: State) -> None:
         super().__init__(config)
         self._state = state
         self._draining: asyncio.Task[None] | None = None

@@ -200,20 +200,13 @@ def read_file(path: Path) -> dict[str, Any]:
     """A YAML or TOML file of settings; dashes in names are underscores."""
     if path.suffix not in (".toml", ".yaml", ".yml"):
         raise ValueError(f"--config {path}: must be a .toml, .yaml or .yml file")
+    import yaml
+
     try:
         text = path.read_text(encoding="utf-8")
-        values = tomllib.loads(text) if path.suffix == ".toml" else _yaml(text)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        values = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text) or {}
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"--config {path}: {error}") from error
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise ValueError(f"--config {path}: must hold names and values, as in port: 8000")
     return {key.replace("-", "_"): value for key, value in values.items()}
-
-
-def _yaml(text: str) -> Any:
-    import yaml
-
-    try:
-        return yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
-        raise ValueError(f"no YAML: {error}") from error

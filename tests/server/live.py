@@ -182,7 +182,7 @@ def serving(
     box: list[Server] = []
 
     async def run() -> None:
-        box.append(Server(made, uvicorn_config(made, app), app.state.taut))
+        box.append(Server(uvicorn_config(made, app), app.state.taut))
         ready.set()
         await box[0].serve(sockets=[sock])
 

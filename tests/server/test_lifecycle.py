@@ -171,6 +171,23 @@ def test_a_second_signal_ends_at_once(folder: str) -> None:
             assert process.wait(10) == 0
 
 
+def test_a_signal_while_the_model_is_loaded(folder: str) -> None:
+    code = (
+        "import sys, time\n"
+        "from engine.server import serve\n"
+        "serve.AsyncEngine = lambda *args, **options: time.sleep(60)\n"
+        "serve.main(sys.argv[1:])\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, folder, "--port", "0"], stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        assert "loading" in process.stderr.readline()
+        time.sleep(0.5)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
