@@ -55,7 +55,8 @@ class Live:
         host, port = self.url.removeprefix("http://").split(":")
         return host, int(port)
 
-    def client(self, key: str = "none", **options: Any) -> openai.OpenAI:
+    def client(self, key: str = "none", **options: Any) -> Any:
+        """An openai.OpenAI; not typed as one, since its overloads know no plain dicts."""
         return openai.OpenAI(
             base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=30, **options
         )

@@ -39,11 +39,11 @@ def test_an_answer_has_the_shape_that_clients_read(live: Live) -> None:
 def test_openai_python(live: Live) -> None:
     live.says(THOUGHT)
     with live.client() as client:
-        completion = client.chat.completions.create(model=NAME, messages=USER)  # type: ignore[arg-type]
+        completion = client.chat.completions.create(model=NAME, messages=USER)
     message = completion.choices[0].message
     assert message.content == "It is 4."
-    assert message.reasoning_content == "Let me see."  # type: ignore[attr-defined]
-    assert message.reasoning == "Let me see."  # type: ignore[attr-defined]
+    assert message.reasoning_content == "Let me see."
+    assert message.reasoning == "Let me see."
     assert completion.usage is not None
     details = completion.usage.completion_tokens_details
     assert details is not None
@@ -57,7 +57,7 @@ def test_openai_python_streams(live: Live) -> None:
         chunks = list(
             client.chat.completions.create(
                 model=NAME,
-                messages=USER,  # type: ignore[arg-type]
+                messages=USER,
                 stream=True,
                 stream_options={"include_usage": True},
             )
@@ -179,9 +179,9 @@ def test_forms_of_messages(live: Live, message: dict[str, Any], same: dict[str, 
 
 def test_nulls_are_defaults_and_unknown_fields_are_ignored(live: Live) -> None:
     live.says("ok")
-    nulls = ("temperature", "top_p", "n", "stop", "max_tokens", "stream", "stream_options", "seed")
-    nulls += ("logit_bias", "logprobs", "top_logprobs", "tools", "tool_choice", "response_format")
-    nulls += ("reasoning_effort", "user", "thinking_token_budget", "presence_penalty")
+    nulls = ["temperature", "top_p", "n", "stop", "max_tokens", "stream", "stream_options"]
+    nulls += ["seed", "logit_bias", "logprobs", "top_logprobs", "tools", "tool_choice", "user"]
+    nulls += ["response_format", "reasoning_effort", "thinking_token_budget", "presence_penalty"]
     unknown = {"metadata": {"a": 1}, "store": True, "service_tier": "auto", "made_up": [1]}
     body = live.chat(**dict.fromkeys(nulls), **unknown)
     assert body.status_code == 200

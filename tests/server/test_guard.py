@@ -46,7 +46,7 @@ def test_openai_python_names_it(locked: Live) -> None:
         locked.client("wrong") as client,
         pytest.raises(openai.AuthenticationError, match="API key"),
     ):
-        client.chat.completions.create(model=NAME, messages=USER)  # type: ignore[arg-type]
+        client.chat.completions.create(model=NAME, messages=USER)
 
 
 @pytest.mark.parametrize("path", ["/health", "/version", "/metrics", "/openapi.json"])

@@ -66,7 +66,7 @@ def test_the_cache_while_it_is_used(config: EngineConfig) -> None:
         with live.client() as client:
             stream = client.chat.completions.create(
                 model=NAME,
-                messages=USER,  # type: ignore[arg-type]
+                messages=USER,
                 stream=True,
                 max_tokens=120,
                 extra_body={"ignore_eos": True},

@@ -61,7 +61,7 @@ def test_openai_python_closes_a_stream(live: Live) -> None:
     with live.client() as client:
         stream = client.chat.completions.create(
             model=NAME,
-            messages=USER,  # type: ignore[arg-type]
+            messages=USER,
             stream=True,
             max_tokens=400,
             extra_body={"ignore_eos": True},
@@ -81,7 +81,7 @@ def test_a_full_queue(folder: str) -> None:
             assert int(response.headers["retry-after"]) >= 1
             assert response.json()["error"]["code"] == "queue_full"
             with live.client() as client, pytest.raises(openai.RateLimitError):
-                client.chat.completions.create(model=NAME, messages=USER)  # type: ignore[arg-type]
+                client.chat.completions.create(model=NAME, messages=USER)
             assert live.complete(prompt=["a", "b"]).status_code == 429
             assert second.status == 200
         live.wait_idle()
@@ -119,7 +119,7 @@ def test_comments_while_a_prompt_is_read(config: EngineConfig) -> None:
         deltas = [event["choices"][0]["delta"].get("content", "") for event in events]
         assert "".join(deltas) == "ab"
         with live.client() as client:
-            chunks = list(client.chat.completions.create(model=NAME, messages=USER, stream=True))  # type: ignore[arg-type]
+            chunks = list(client.chat.completions.create(model=NAME, messages=USER, stream=True))
         assert chunks[-1].choices[0].finish_reason == "stop"
 
 
