@@ -34,6 +34,10 @@ class EngineDead(RuntimeError):
     """The engine's thread failed or was closed; nothing more will come."""
 
 
+Item = Delta | EngineDead | None
+"""What a stream's queue holds; None: it was cancelled."""
+
+
 class Stream:
     """One request's deltas in order; ends after the one that carries its Output.
 
@@ -43,7 +47,7 @@ class Stream:
     def __init__(self, id: str, cancel: Callable[[str], None]) -> None:
         self.id = id
         self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[Delta | EngineDead | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[Item] = asyncio.Queue()
         self._cancel = cancel
         self._over = False
 
@@ -81,13 +85,23 @@ class Stream:
             self._put(None)
             self._cancel(self.id)
 
-    def _put(self, item: Delta | EngineDead | None) -> bool:
-        """From any thread; False where the reader's event loop is gone."""
-        try:
-            self._loop.call_soon_threadsafe(self._queue.put_nowait, item)
-        except RuntimeError:
-            return False
-        return True
+    def _put(self, item: Item) -> None:
+        """From any thread."""
+        _tell(self._loop, [(self._queue, item)])
+
+
+def _tell(loop: asyncio.AbstractEventLoop, items: list[tuple[asyncio.Queue[Item], Item]]) -> bool:
+    """Into these queues of a loop, from any thread; False where the loop is gone."""
+
+    def put() -> None:
+        for queue, item in items:
+            queue.put_nowait(item)
+
+    try:
+        loop.call_soon_threadsafe(put)
+    except RuntimeError:
+        return False
+    return True
 
 
 class AsyncEngine:
@@ -250,13 +264,18 @@ class AsyncEngine:
         return True
 
     def _deliver(self, deltas: list[Delta]) -> None:
-        for delta in deltas:
-            with self._lock:
+        """Each event loop is woken once: that takes the interpreter's lock from this thread."""
+        told: dict[asyncio.AbstractEventLoop, list[tuple[Stream, Delta]]] = {}
+        with self._lock:
+            for delta in deltas:
                 stream = self._live[delta.id]
                 if delta.output is not None:
                     del self._live[delta.id]
-            if not stream._put(delta):
-                self.engine.abort(delta.id)
+                told.setdefault(stream._loop, []).append((stream, delta))
+        for loop, pairs in told.items():
+            if not _tell(loop, [(stream._queue, delta) for stream, delta in pairs]):
+                for _, delta in pairs:
+                    self.engine.abort(delta.id)
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:

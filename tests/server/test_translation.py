@@ -64,8 +64,12 @@ def test_every_setting() -> None:
 
 @pytest.mark.parametrize(
     ("fields", "logprobs"),
-    [({}, None), ({"logprobs": False}, None), ({"logprobs": True}, 0)]
-    + [({"logprobs": True, "top_logprobs": 4}, 4)],
+    [
+        ({}, None),
+        ({"logprobs": False}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 4}, 4),
+    ],
 )
 def test_logprobs_of_a_chat(fields: dict[str, Any], logprobs: int | None) -> None:
     assert chat(**fields).params.logprobs == logprobs
