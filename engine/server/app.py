@@ -22,7 +22,7 @@ from engine.server import openai
 from engine.server.bodies import read_body
 from engine.server.chat import ChatReply
 from engine.server.completions import CompletionReply
-from engine.server.controls import check_refused
+from engine.server.controls import Offer
 from engine.server.errors import ApiError, refused
 from engine.server.guard import Keys, RequestId
 from engine.server.logprobs import spell
@@ -126,13 +126,13 @@ async def _answer(
     state: State,
     request: Request,
     body: Any,
-    ask: Callable[[Any, int | None], openai.Asked],
+    ask: Callable[[Any, Offer], openai.Asked],
     kind: Callable[..., Reply[Any, Any]],
     prefix: str,
 ) -> Response:
     arrived = perf_counter()
     model = state.model_name(body.model)
-    asked = ask(body, state.settings.kv_budget)
+    asked = ask(body, Offer(kv_budget=state.settings.kv_budget))
     id = f"{prefix}-{asked.request_id or uuid.uuid4().hex}"
     streams = await start(state, asked, id, tuple(type(body).model_fields))
     reply = kind(asked, state.served, id, model)
@@ -185,7 +185,6 @@ async def _tokenize(state: State, request: Request) -> Response:
     data = await read_body(request, state.settings.max_body_bytes)
     body = openai.parse(TokenizeRequest, data)
     state.model_name(body.model)
-    check_refused(body)
     try:
         tokens = await state.tokens(openai.text_or_chat(body), body.add_special_tokens is not False)
     except ValueError as error:

@@ -14,7 +14,6 @@ from engine.server.shapes import (
     ChatChoice,
     ChatChunk,
     ChatCompletion,
-    ChatDelta,
     ChatLogprobs,
     ChatMessage,
 )
@@ -61,7 +60,9 @@ class ChatReply(Reply[ChatCompletion, ChatChunk]):
         return chat_logprobs(self.served.tokenizer, known)
 
     def _begin(self, prompt: int, index: int) -> Iterator[ChatChunk]:
-        yield self._say(index, {"role": "assistant", "content": ""})
+        delta = {"role": "assistant", "content": ""}
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        yield cast(ChatChunk, self.chunk_of(choice))
 
     def _chunk(self, part: Part) -> ChatChunk:
         logprobs, ids = self.take(part.choice)
@@ -75,8 +76,4 @@ class ChatReply(Reply[ChatCompletion, ChatChunk]):
         }
         if part.finish_reason is not None:
             choice["stop_reason"] = part.stop_reason
-        return cast(ChatChunk, self.chunk_of(choice))
-
-    def _say(self, index: int, delta: ChatDelta) -> ChatChunk:
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         return cast(ChatChunk, self.chunk_of(choice))

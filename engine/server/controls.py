@@ -1,7 +1,7 @@
 """What a request may ask beyond sampling, each in one place: thinking, tools, formats, the cache.
 
-Every function is called once for a request, by `openai.py`. A control becomes something that the
-engine does, or a 400 that names it: none is ever ignored.
+`read` is called once for a request, by `openai.py`. A control becomes something that the engine
+does, or a 400 that names it: none is ever ignored.
 """
 
 from __future__ import annotations
@@ -51,14 +51,39 @@ _REFUSED: Mapping[str, str] = {
 }
 
 
+class Offer(NamedTuple):
+    """What a request's wishes are held against: how the server runs its model."""
+
+    kv_budget: int | None = None
+
+
 class Thinking(NamedTuple):
-    """`budget` is SamplingParams.thinking_token_budget; `variables` are the chat template's."""
+    """`budget` is SamplingParams.thinking_token_budget, `variables` are the chat template's, and
+    `show` tells whether the answer has the thinking's text."""
 
-    budget: int | None = None
-    variables: Mapping[str, Any] = {}
+    budget: int | None
+    variables: Mapping[str, Any]
+    show: bool
 
 
-def thinking(body: ThinkingFields, variables: Mapping[str, Any]) -> Thinking:
+class Controls(NamedTuple):
+    """A request's controls, for the engine, the template and the reply."""
+
+    thinking: Thinking
+    tools: list[dict[str, Any]] | None = None
+
+
+def read(body: SamplingFields, offer: Offer) -> Controls:
+    """ApiError 400: something can't be done."""
+    _check_refused(body)
+    _check_format(body)
+    _check_cache(body, offer)
+    if isinstance(body, ChatRequest):
+        return Controls(read_thinking(body, body.chat_template_kwargs or {}), _tools(body))
+    return Controls(read_thinking(body, {}))
+
+
+def read_thinking(body: ThinkingFields, variables: Mapping[str, Any]) -> Thinking:
     """Budgets and efforts under every spelling; `variables` are the request's own."""
     values = given(body)
     for name in (*_BUDGETS, *_EFFORTS):
@@ -72,10 +97,10 @@ def thinking(body: ThinkingFields, variables: Mapping[str, Any]) -> Thinking:
         raise unsupported(
             "chat_template_kwargs.thinking_token_budget", "put it beside messages, not in there"
         )
-    return Thinking(body.thinking_token_budget, variables)
+    return Thinking(body.thinking_token_budget, variables, body.include_reasoning is not False)
 
 
-def tools(body: ChatRequest) -> list[dict[str, Any]] | None:
+def _tools(body: ChatRequest) -> list[dict[str, Any]] | None:
     """What the template is given of tools."""
     if body.tools:
         raise unsupported("tools", "this server doesn't parse tool calls; leave tools out")
@@ -84,7 +109,7 @@ def tools(body: ChatRequest) -> list[dict[str, Any]] | None:
     return None
 
 
-def response_format(body: SamplingFields) -> None:
+def _check_format(body: SamplingFields) -> None:
     """Formats that constrain the answer."""
     values = given(body)
     asked = values.get("response_format", {})
@@ -97,16 +122,16 @@ def response_format(body: SamplingFields) -> None:
             raise unsupported(name, "answers can't be constrained")
 
 
-def cache(body: SamplingFields, budget: int | None) -> None:
-    """Settings of the cache; `budget` is the server's own."""
-    if body.kv_budget not in (None, budget):
-        own = "a full cache" if budget is None else f"a budget of {budget}"
+def _check_cache(body: SamplingFields, offer: Offer) -> None:
+    """Settings of the cache."""
+    if body.kv_budget not in (None, offer.kv_budget):
+        own = "a full cache" if offer.kv_budget is None else f"a budget of {offer.kv_budget}"
         raise unsupported(
             "kv_budget", f"this server runs every request with {own} (taut serve --kv-budget)"
         )
 
 
-def check_refused(body: Body) -> None:
+def _check_refused(body: Body) -> None:
     """Fields that would change the answer, and that nobody here does."""
     values = given(body)
     for name, why in _REFUSED.items():

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from engine.prompt import Chat, Prompt
 from engine.request import SamplingParams
 from engine.server import controls
+from engine.server.controls import Controls, Offer
 from engine.server.errors import ApiError, invalid, refused, unsupported
 from engine.server.schema import (
     MAX_STOPS,
@@ -60,37 +61,33 @@ def parse(kind: type[B], data: bytes) -> B:
         raise invalid(error) from error
 
 
-def ask_chat(body: ChatRequest, kv_budget: int | None) -> Asked:
+def ask_chat(body: ChatRequest, offer: Offer) -> Asked:
     """ApiError 400: it can't be asked."""
-    controls.check_refused(body)
-    controls.response_format(body)
-    controls.cache(body, kv_budget)
-    thinking = controls.thinking(body, body.chat_template_kwargs or {})
+    wanted = controls.read(body, offer)
     limit = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     max_tokens = getattr(body, limit)
     if max_tokens == 0:
         raise ApiError(400, "max_tokens: a chat needs at least 1", param="max_tokens")
-    prompt = chat_of(body.messages, body, tools=controls.tools(body), variables=thinking.variables)
-    params = _params(body, max_tokens, _chat_logprobs(body), thinking.budget)
-    return _asked(body, (prompt,), params, field="messages", limit=limit)
+    prompt = chat_of(body.messages, body, tools=wanted.tools, variables=wanted.thinking.variables)
+    params = _params(body, max_tokens, _chat_logprobs(body), wanted.thinking.budget)
+    return _asked(body, wanted, (prompt,), params, field="messages", limit=limit)
 
 
-def ask_completion(body: CompletionRequest, kv_budget: int | None) -> Asked:
+def ask_completion(body: CompletionRequest, offer: Offer) -> Asked:
     """ApiError 400: it can't be asked."""
-    controls.check_refused(body)
-    controls.response_format(body)
-    controls.cache(body, kv_budget)
+    wanted = controls.read(body, offer)
     if body.suffix:
         raise unsupported("suffix", "text can't be inserted; leave it out")
     if body.best_of not in (None, body.n or 1):
         raise unsupported("best_of", "must be n, or be left out")
-    thinking = controls.thinking(body, {})
     max_tokens = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     if max_tokens == 0 and not body.echo:
         raise ApiError(400, "max_tokens: 0 goes with echo only", param="max_tokens")
-    params = _params(body, max(max_tokens, 1), body.logprobs, thinking.budget, echo=bool(body.echo))
+    budget = wanted.thinking.budget
+    params = _params(body, max(max_tokens, 1), body.logprobs, budget, echo=bool(body.echo))
     return _asked(
         body,
+        wanted,
         _prompts(body.prompt),
         params,
         field="prompt",
@@ -101,7 +98,11 @@ def ask_completion(body: CompletionRequest, kv_budget: int | None) -> Asked:
 
 
 def _asked(
-    body: SamplingFields, prompts: tuple[Prompt, ...], params: SamplingParams, **rest: Any
+    body: SamplingFields,
+    wanted: Controls,
+    prompts: tuple[Prompt, ...],
+    params: SamplingParams,
+    **rest: Any,
 ) -> Asked:
     options = body.stream_options
     if options is not None and not body.stream:
@@ -118,7 +119,7 @@ def _asked(
         usage=bool(options and options.include_usage),
         priority=body.priority or 0,
         request_id=body.request_id,
-        show_thinking=body.include_reasoning is not False,
+        show_thinking=wanted.thinking.show,
         token_ids=bool(body.return_token_ids),
         **rest,
     )
@@ -162,7 +163,7 @@ def text_or_chat(body: TokenizeRequest) -> Prompt:
         raise ApiError(400, "prompt: give either prompt or messages", param="prompt")
     if body.prompt is not None:
         return body.prompt
-    variables = controls.thinking(ThinkingFields(), body.chat_template_kwargs or {}).variables
+    variables = controls.read_thinking(ThinkingFields(), body.chat_template_kwargs or {}).variables
     return chat_of(body.messages or [], body, tools=None, variables=variables)
 
 

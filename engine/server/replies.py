@@ -90,7 +90,7 @@ class Reply(ABC, Generic[Whole, Chunk]):
         if delta.thinking and self.asked.show_thinking:
             yield self._chunk(Part(index, thinking=delta.thinking))
         if delta.text:
-            yield self._chunk(Part(index, text=delta.text))
+            yield from self._say(index, delta.text)
         if finish:
             yield self._chunk(Part(index, finish_reason=finish, stop_reason=delta.stop_reason))
 
@@ -105,6 +105,10 @@ class Reply(ABC, Generic[Whole, Chunk]):
     @abstractmethod
     def _begin(self, prompt: int, index: int) -> Iterator[Chunk]:
         """Before a choice's first token."""
+
+    def _say(self, index: int, text: str) -> Iterator[Chunk]:
+        """Text of a choice's answer."""
+        yield self._chunk(Part(index, text=text))
 
     @abstractmethod
     def _chunk(self, part: Part) -> Chunk: ...

@@ -10,20 +10,23 @@ import pytest
 from engine.prompt import Chat
 from engine.request import SamplingParams
 from engine.server import openai
+from engine.server.controls import Offer
 from engine.server.errors import ApiError, refused
 from engine.server.openai import Asked
 from engine.server.schema import ChatRequest, CompletionRequest
 from tests.server.live import USER
 
+NO_BUDGET = Offer()
 
-def chat(kv_budget: int | None = None, **fields: Any) -> Asked:
+
+def chat(offer: Offer = NO_BUDGET, **fields: Any) -> Asked:
     data = json.dumps({"messages": USER, **fields}).encode()
-    return openai.ask_chat(openai.parse(ChatRequest, data), kv_budget)
+    return openai.ask_chat(openai.parse(ChatRequest, data), offer)
 
 
 def completion(**fields: Any) -> Asked:
     data = json.dumps({"prompt": "Hi", **fields}).encode()
-    return openai.ask_completion(openai.parse(CompletionRequest, data), None)
+    return openai.ask_completion(openai.parse(CompletionRequest, data), NO_BUDGET)
 
 
 def test_defaults() -> None:
@@ -112,9 +115,9 @@ def test_template_variables() -> None:
 
 
 def test_the_server_s_own_budget_may_be_named() -> None:
-    assert chat(kv_budget=64).params == chat().params
-    data = json.dumps({"messages": USER, "kv_budget": 64}).encode()
-    assert openai.ask_chat(openai.parse(ChatRequest, data), 64).params == chat().params
+    assert chat(Offer(kv_budget=64), kv_budget=64).params == chat().params
+    with pytest.raises(ApiError, match="budget of 32"):
+        chat(Offer(kv_budget=32), kv_budget=64)
 
 
 @pytest.mark.parametrize("name", ["tools", "tool_choice", "response_format", "guided_json"])
