@@ -33,7 +33,7 @@ class ChatReply(Reply[ChatCompletion, ChatChunk]):
         }
         if self.asked.token_ids:
             made["prompt_token_ids"] = list(output.prompt_token_ids)
-        if self.asked.params.prompt_logprobs is not None:
+        if self.asked.prompt_logprobs:
             made["prompt_logprobs"] = self.prompt_logprobs(output)
         return cast(ChatCompletion, made)
 

@@ -45,7 +45,7 @@ class CompletionReply(Reply[Completion, CompletionChunk]):
         }
         if self.asked.token_ids:
             made["prompt_token_ids"] = [list(output.prompt_token_ids) for output in outputs]
-        if self.asked.params.prompt_logprobs is not None:
+        if self.asked.prompt_logprobs:
             made["prompt_logprobs"] = [self.prompt_logprobs(output) for output in outputs]
         return cast(Completion, made)
 

@@ -48,6 +48,7 @@ class Asked:
     priority: int = 0
     request_id: str | None = None
     show_thinking: bool = True
+    prompt_logprobs: bool = False
     token_ids: bool = False
     echo: bool = False
     scores_only: bool = False
@@ -119,6 +120,7 @@ def _asked(
         usage=bool(options and options.include_usage),
         priority=body.priority or 0,
         request_id=body.request_id,
+        prompt_logprobs=body.prompt_logprobs is not None,
         show_thinking=wanted.thinking.show,
         token_ids=bool(body.return_token_ids),
         **rest,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
 from collections.abc import Sequence as Seq
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
@@ -174,8 +174,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     finally:
         for each in (task, gone):
             each.cancel()
-        with suppress(asyncio.CancelledError, Exception):
-            await asyncio.gather(task, gone, return_exceptions=True)
+        await asyncio.gather(task, gone, return_exceptions=True)
 
 
 async def _hung_up(receive: Receive) -> None:

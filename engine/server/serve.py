@@ -152,7 +152,7 @@ class Server(uvicorn.Server):
         self._loop.call_soon_threadsafe(self._drain)
 
     def _drain(self) -> None:
-        log.info("draining")
+        log.warning("shutting down: taking no more requests, ending those that run")
         self._draining = asyncio.create_task(self._state.drain())
         self._draining.add_done_callback(self._drained)
 

@@ -62,6 +62,7 @@ def test_logprobs_and_echo(live: Live) -> None:
     (choice,) = body["choices"]
     prompt = live.tokens("The fox")
     logprobs = choice["logprobs"]
+    assert "prompt_logprobs" not in body
     assert choice["text"].startswith("The fox")
     assert "".join(logprobs["tokens"][: len(prompt)]) == "The fox"
     assert len(logprobs["tokens"]) == len(prompt) + 1

@@ -12,7 +12,7 @@ import pytest
 from engine.config import EngineConfig
 from tests.scripted import tiny_spec
 from tests.server.live import NAME, USER, Live, serving
-from tests.server.sockets import connected, open_stream, request
+from tests.server.sockets import connected, open_stream, request, talk
 
 LONG = {"max_tokens": 400, "ignore_eos": True}
 
@@ -131,6 +131,13 @@ def test_a_client_that_does_not_read(config: EngineConfig) -> None:
         live.wait_running(8)
         assert live.chat(max_tokens=2).status_code == 200
         live.wait_idle(30)
+
+
+def test_a_body_that_comes_too_slowly(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.server.bodies._SECONDS", 0.2)
+    status, body = talk(live, request("/v1/completions", {"prompt": "Hi"})[:-5])
+    assert status == 408
+    assert body["error"]["type"] == "timeout_error"
 
 
 def test_clients_beside_each_other(live: Live) -> None:
