@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class QueueFull(RuntimeError):
-    """As many requests wait as `max_queued` allows; try again later."""
+    """As many sequences wait as `max_queued` allows; try again later."""
 
 
 class EngineDead(RuntimeError):
@@ -44,8 +44,9 @@ class Stream:
     Made by `AsyncEngine.submit`; read it in the event loop that submitted.
     """
 
-    def __init__(self, id: str, cancel: Callable[[str], None]) -> None:
+    def __init__(self, id: str, choices: int, cancel: Callable[[str], None]) -> None:
         self.id = id
+        self.choices = choices
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[Item] = asyncio.Queue()
         self._cancel = cancel
@@ -107,8 +108,9 @@ def _tell(loop: asyncio.AbstractEventLoop, items: list[tuple[asyncio.Queue[Item]
 class AsyncEngine:
     """`async for delta in engine.stream(...)`, or `await (await engine.submit(...)).output()`.
 
-    `max_queued` requests may wait beyond the `max_num_seqs` that run; more are refused with
-    QueueFull. Use as `async with AsyncEngine(config) as engine`, or call `close`.
+    `max_queued` sequences (each choice of a request is one) may wait beyond the `max_num_seqs` that
+    run; more are refused with QueueFull. Use as `async with AsyncEngine(config) as engine`, or call
+    `close`.
     """
 
     def __init__(self, config: EngineConfig | str, *, max_queued: int = 256) -> None:
@@ -160,7 +162,7 @@ class AsyncEngine:
 
     def start(self, *requests: Request) -> list[Stream]:
         """Take all of these or none. QueueFull, EngineDead, or IdInUse."""
-        streams = [Stream(request.id, self._cancel) for request in requests]
+        streams = [Stream(each.id, len(each.choices), self._cancel) for each in requests]
         with self._lock:
             self._check_open()
             ids: set[str] = set()
@@ -168,20 +170,21 @@ class AsyncEngine:
                 if request.id in self._live or request.id in ids:
                     raise IdInUse(request.id)
                 ids.add(request.id)
-            self._check_room(len(requests))
+            self._check_room(sum(stream.choices for stream in streams))
             for request, stream in zip(requests, streams, strict=True):
                 self._live[request.id] = stream
                 self._commands.put(partial(self.engine.submit, request))
         return streams
 
-    def check_room(self, requests: int = 1) -> None:
+    def check_room(self, sequences: int = 1) -> None:
         """QueueFull if so many more can't be taken now."""
         with self._lock:
-            self._check_room(requests)
+            self._check_room(sequences)
 
-    def _check_room(self, requests: int) -> None:
-        if len(self._live) + requests > self.limit:
-            raise QueueFull(f"{len(self._live)} requests are running or waiting; try later")
+    def _check_room(self, sequences: int) -> None:
+        held = sum(stream.choices for stream in self._live.values())
+        if held + sequences > self.limit:
+            raise QueueFull(f"{held} sequences are running or waiting; try later")
 
     async def stream(
         self,

@@ -37,7 +37,8 @@ def text(engine: Engine, chat: Chat) -> str:
 def test_a_chat_is_its_messages(engine: Engine) -> None:
     assert engine.tokens(Chat(messages=[USER])) == engine.tokens([USER])
     (one,) = engine.generate(Chat(messages=[USER]), GREEDY)
-    two = engine.generate([[USER], Chat(messages=[USER])], GREEDY)
+    both: list[Any] = [[USER], Chat(messages=[USER])]
+    two = engine.generate(both, GREEDY)
     assert {output.token_ids for output in (one, *two)} == {one.token_ids}
 
 
@@ -88,6 +89,9 @@ def test_requests_are_started_together_or_not_at_all(config: EngineConfig) -> No
                 engine.start(made[0], again)
             assert not engine._live
             engine.check_room(3)
+            twins = await engine.prepare(PROMPT, replace(GREEDY, n=4), id="n")
+            with pytest.raises(QueueFull):  # every choice counts
+                engine.start(twins)
             streams = engine.start(*made[:3])
             with pytest.raises(QueueFull):
                 engine.check_room()

@@ -167,7 +167,11 @@ async def _stream(
         if reply.asked.usage:
             await write(event(reply.usage_chunk([outputs[n] for n in sorted(outputs)])))
 
-    await limited(run(), state, arrived)
+    try:
+        await limited(run(), state, arrived)
+    except ApiError as error:
+        state.metrics.failed(error.status)
+        raise
 
 
 # what is served

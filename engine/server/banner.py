@@ -65,7 +65,7 @@ def _rows(settings: Settings, engine: AsyncEngine) -> Iterator[tuple[str, str]]:
     )
     yield (
         "load",
-        f"{settings.max_num_seqs} sequences at once, {settings.max_queued} requests may wait, "
+        f"{settings.max_num_seqs} sequences at once, {settings.max_queued} may wait, "
         f"{engine.engine.config.threads or 'all'} threads",
     )
     keys = len(settings.api_key)

@@ -36,14 +36,16 @@ class Piece(NamedTuple):
 async def start(state: State, asked: Asked, id: str, fields: Seq[str]) -> list[Stream]:
     """One stream a prompt. ApiError: some prompt can't be served, or there is no room."""
     engine, count = state.engine, len(asked.prompts)
-    if count > engine.limit:
+    sequences = count * asked.params.n
+    if sequences > engine.limit:
         raise ApiError(
             400,
-            f"{asked.field}: {count} prompts, but this server takes {engine.limit} at a time",
-            param=asked.field,
+            f"{asked.field}: {count} prompts of n={asked.params.n} choices are more than the "
+            f"{engine.limit} sequences that this server takes (--max-num-seqs, --max-queued)",
+            param=asked.field if count > 1 else "n",
         )
     try:
-        engine.check_room(count)  # before the work of reading prompts
+        engine.check_room(sequences)  # before the work of reading prompts
         requests = [
             await engine.prepare(
                 prompt,

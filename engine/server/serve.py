@@ -67,7 +67,7 @@ async def serve(settings: Settings, config: EngineConfig, sock: socket.socket) -
     try:
         await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
-            return  # told to stop before the model was there
+            return await serving  # told to stop before the model was there, or it can't serve
         engine = loading.result()
         state.serve(engine)
         try:

@@ -78,7 +78,7 @@ class Settings(BaseModel):
         default=None, description="tokens of one step (512, or twice --max-num-seqs)"
     )
     max_queued: Annotated[int, Flag(LOAD, "N")] = Field(
-        default=256, ge=0, description="requests that may wait; more are answered 429"
+        default=256, ge=0, description="sequences that may wait; more are answered 429"
     )
     threads: Annotated[Positive | None, Flag(LOAD, "N")] = Field(
         default=None, description="CPU threads (the CPUs that this process may use)"
@@ -147,6 +147,9 @@ class Settings(BaseModel):
         """ValueError names the flag."""
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise ValueError("--ssl-certfile and --ssl-keyfile are given together or not at all")
+        for flag, file in (("certfile", self.ssl_certfile), ("keyfile", self.ssl_keyfile)):
+            if file is not None and not file.is_file():
+                raise ValueError(f"--ssl-{flag} {file}: there is no such file")
         if self.kv_policy is not None and self.kv_budget is None:
             raise ValueError("--kv-policy needs --kv-budget: the cells that a head keeps")
         kv = KVSpec(

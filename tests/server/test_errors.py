@@ -33,6 +33,7 @@ def error_of(response: Any, status: int = 400) -> dict[str, Any]:
         ({"top_p": 1.5}, "top_p"),
         ({"n": 0}, "n"),
         ({"n": 129}, "n"),
+        ({"n": 81}, "n"),
         ({"n": True}, "n"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": -1}, "max_tokens"),
@@ -208,6 +209,7 @@ def test_a_model_that_fails(live: Live, stream: bool) -> None:
         error = error_of(live.chat(), 500)
     assert "no memory" in error["message"]
     assert error["type"] == "server_error"
+    assert live.metric("taut:request_errors_total", status="500") == 1
     decoder.script = script
     assert live.chat().json()["choices"][0]["message"]["content"] == "abcdefgh"
 

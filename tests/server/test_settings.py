@@ -142,6 +142,7 @@ def test_a_wrong_key_is_not_shown(tmp_path: Path) -> None:
         (["--kv-policy", "nothing", "--kv-budget", "64"], "nothing"),
         (["--weights", "int3"], "int3"),
         (["--ssl-keyfile", "k.pem"], "--ssl-certfile"),
+        (["--ssl-keyfile", "k.pem", "--ssl-certfile", "c.pem"], "--ssl-certfile c.pem"),
     ],
 )
 def test_what_the_engine_refuses(args: list[str], words: str) -> None:
