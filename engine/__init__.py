@@ -11,11 +11,13 @@ if TYPE_CHECKING:
     from engine.config import EngineConfig, ModelSpec, ReasoningSpec
     from engine.engine import Engine
     from engine.output import Choice, Delta, Output
+    from engine.prompt import Chat
     from engine.request import SamplingParams
     from engine.service import AsyncEngine, EngineDead, QueueFull
 
 _HOMES = {
     "AsyncEngine": "engine.service",
+    "Chat": "engine.prompt",
     "Choice": "engine.output",
     "Delta": "engine.output",
     "Engine": "engine.engine",
@@ -31,6 +33,7 @@ _HOMES = {
 
 __all__ = [
     "AsyncEngine",
+    "Chat",
     "Choice",
     "Delta",
     "Engine",

@@ -170,6 +170,7 @@ class Request:
             prompt_token_ids=tuple(first.tokens[: first.prompt_len]),
             choices=tuple(assembler.choice() for assembler in self._assemblers),
             cached_tokens=first.cached_tokens,
+            started=first.started,
             prompt_logprobs=(
                 None if first.params.prompt_logprobs is None else tuple(first.prompt_logprobs)
             ),

@@ -1,4 +1,4 @@
-"""The command `taut`: generate, chat, demo, quantize, calibrate, info."""
+"""The command `taut`: generate, chat, demo, serve, quantize, calibrate, info."""
 
 from __future__ import annotations
 
@@ -181,6 +181,18 @@ def chat(
         generation_defaults,
     ) as engine:
         chat_loop(engine, params, system)
+
+
+@app.command(
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def serve(ctx: typer.Context) -> None:
+    """Serve a model to OpenAI's clients: taut serve MODEL."""
+    from engine.server.serve import main as run
+
+    _log(False)
+    run(ctx.args)
 
 
 @app.command()

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from typing import Any, NamedTuple, Self, cast
+from typing import NamedTuple, Self, cast
 
 import torch
 
@@ -25,6 +25,7 @@ from engine.metrics import MemoryMeter, MemoryTime
 from engine.model.tokenizer import Tokenizer
 from engine.output import Delta, Output
 from engine.progress import progress_bar
+from engine.prompt import ContextLengthExceeded, IdInUse, Prompt, read
 from engine.request import MAIN, Role, SamplingParams, Sequence
 from engine.scheduler.controllers.thinking_budget import ThinkingBudget
 from engine.scheduler.scheduler import Scheduler, Settled, Stats
@@ -32,10 +33,6 @@ from engine.scheduler.stop import StopRules
 from engine.scheduler.thoughts import Thoughts
 
 log = logging.getLogger(__name__)
-
-Messages = Seq[Mapping[str, Any]]
-Prompt = str | Seq[int] | Messages
-"""Text, token ids, or chat messages."""
 
 
 class EngineStats(NamedTuple):
@@ -252,8 +249,8 @@ class Engine:
             id = next(name for name in names if name not in self._requests)
         _check_call(params, id, priority)
         if id in self._requests:
-            raise ValueError(f"the request id {id!r} is in use; ids of live requests are unique")
-        tokens, messages = self._tokens(prompt)
+            raise IdInUse(id)
+        tokens, messages = read(prompt, self.tokenizer, self._vocab_size)
         self._check_fits(len(tokens), params.kv_budget)
         check_ids(params, self._vocab_size)
         seed = self._random.getrandbits(63) if params.seed is None else params.seed
@@ -274,7 +271,7 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Queue a prepared request. ValueError: its id came into use meanwhile."""
         if request.id in self._requests:
-            raise ValueError(f"the request id {request.id!r} is in use by a live request")
+            raise IdInUse(request.id)
         self._scheduler.add(request.choices)
         self._requests[request.id] = request
 
@@ -285,47 +282,26 @@ class Engine:
             del self._requests[request.id]
         return delta
 
-    def _tokens(self, prompt: Prompt) -> tuple[Seq[int], Messages | None]:
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt), None
-        if isinstance(prompt, bytes | bytearray | memoryview) or not isinstance(prompt, Seq):
-            raise ValueError(
-                "a prompt is text, a list of token ids or a list of chat messages, "
-                f"not {type(prompt).__name__}"
-            )
-        if all(isinstance(item, Mapping) for item in prompt) and prompt:
-            messages = cast(Messages, prompt)
-            text = self.tokenizer.apply_chat_template(messages)
-            return self.tokenizer.encode(text, add_special=False), messages
-        vocab_size = self._vocab_size
-        for i, token in enumerate(prompt):
-            if isinstance(token, bool) or not isinstance(token, int):
-                raise ValueError(
-                    f"a prompt is text, token ids or chat messages; item {i} is {token!r}"
-                )
-            if not 0 <= token < vocab_size:
-                raise ValueError(
-                    f"token id {token} at position {i} of the prompt is outside the vocabulary "
-                    f"(0 to {vocab_size - 1})"
-                )
-        return cast(Seq[int], prompt), None
-
     @property
     def _vocab_size(self) -> int:
         return min(m.checkpoint.config.vocab_size for m in self.models.values())
+
+    def tokens(self, prompt: Prompt) -> list[int]:
+        """What a prompt is to the model. ValueError: it's none. Safe beside `step`."""
+        return list(read(prompt, self.tokenizer, self._vocab_size).tokens)
 
     def _check_fits(self, tokens: int, kv_budget: int | str | None) -> None:
         if tokens == 0:
             raise ValueError("the prompt is empty: give it at least one token")
         if tokens >= self.max_model_len:
-            raise ValueError(
+            raise ContextLengthExceeded(
                 f"the prompt has {tokens} tokens; this engine's maximum context length is "
                 f"{self.max_model_len}, and at least one token must be generated"
             )
-        reason = self.config.models[MAIN].kv.refuses(kv_budget)
-        reason = reason or self._scheduler.refuses(tokens, kv_budget)
-        if reason is not None:
+        if (reason := self.config.models[MAIN].kv.refuses(kv_budget)) is not None:
             raise ValueError(reason)
+        if (reason := self._scheduler.refuses(tokens, kv_budget)) is not None:
+            raise ContextLengthExceeded(reason)
 
     def _visible_bytes(self, token: int) -> bytes:
         return b"" if token in self.tokenizer.special_ids else self.tokenizer.token_bytes(token)

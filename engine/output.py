@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from engine.request import TokenLogprob
@@ -32,13 +32,17 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """One finished request; the short properties are its first choice's."""
+    """One finished request; the short properties are its first choice's.
+
+    `started` is when it left the queue, as time.perf_counter() tells it; None: never.
+    """
 
     id: str
     prompt_token_ids: tuple[int, ...]
     choices: tuple[Choice, ...]
     cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    started: float | None = field(default=None, compare=False)
 
     @property
     def text(self) -> str:

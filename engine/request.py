@@ -253,6 +253,7 @@ class Sequence:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of tokens[1:prompt_len]
     parent: Sequence | None = None
     cached_tokens: int = 0  # of the prompt, found in the main role's prefix cache
+    started: float | None = None  # when it first left the queue, as time.perf_counter() tells it
     score: list[float] | None = None  # a "scored" branch: the logprobs of its appended tokens
     finish: Finish | None = None
 

@@ -12,23 +12,30 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import Self
 
+from engine.assembler import Request
 from engine.config import EngineConfig
-from engine.engine import Engine, EngineStats, Prompt
+from engine.engine import Engine, EngineStats
 from engine.output import Delta, Output
+from engine.prompt import IdInUse, Prompt
 from engine.request import SamplingParams
 
 log = logging.getLogger(__name__)
 
 
 class QueueFull(RuntimeError):
-    """As many requests wait as `max_queued` allows; try again later."""
+    """As many sequences wait as `max_queued` allows; try again later."""
 
 
 class EngineDead(RuntimeError):
     """The engine's thread failed or was closed; nothing more will come."""
+
+
+Item = Delta | EngineDead | None
+"""What a stream's queue holds; None: it was cancelled."""
 
 
 class Stream:
@@ -37,10 +44,11 @@ class Stream:
     Made by `AsyncEngine.submit`; read it in the event loop that submitted.
     """
 
-    def __init__(self, id: str, cancel: Callable[[str], None]) -> None:
+    def __init__(self, id: str, choices: int, cancel: Callable[[str], None]) -> None:
         self.id = id
+        self.choices = choices
         self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[Delta | EngineDead | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[Item] = asyncio.Queue()
         self._cancel = cancel
         self._over = False
 
@@ -78,27 +86,38 @@ class Stream:
             self._put(None)
             self._cancel(self.id)
 
-    def _put(self, item: Delta | EngineDead | None) -> bool:
-        """From any thread; False where the reader's event loop is gone."""
-        try:
-            self._loop.call_soon_threadsafe(self._queue.put_nowait, item)
-        except RuntimeError:
-            return False
-        return True
+    def _put(self, item: Item) -> None:
+        """From any thread."""
+        _tell(self._loop, [(self._queue, item)])
+
+
+def _tell(loop: asyncio.AbstractEventLoop, items: list[tuple[asyncio.Queue[Item], Item]]) -> bool:
+    """Into these queues of a loop, from any thread; False where the loop is gone."""
+
+    def put() -> None:
+        for queue, item in items:
+            queue.put_nowait(item)
+
+    try:
+        loop.call_soon_threadsafe(put)
+    except RuntimeError:
+        return False
+    return True
 
 
 class AsyncEngine:
     """`async for delta in engine.stream(...)`, or `await (await engine.submit(...)).output()`.
 
-    `max_queued` requests may wait beyond the `max_num_seqs` that run; more are refused with
-    QueueFull. Use as `async with AsyncEngine(config) as engine`, or call `close`.
+    `max_queued` sequences (each choice of a request is one) may wait beyond the `max_num_seqs` that
+    run; more are refused with QueueFull. Use as `async with AsyncEngine(config) as engine`, or call
+    `close`.
     """
 
     def __init__(self, config: EngineConfig | str, *, max_queued: int = 256) -> None:
         if isinstance(max_queued, bool) or not isinstance(max_queued, int) or max_queued < 0:
             raise ValueError(f"max_queued must be an integer of at least 0, not {max_queued!r}")
         self.engine = Engine(config)
-        self._limit = self.engine.config.max_num_seqs + max_queued
+        self.limit = self.engine.config.max_num_seqs + max_queued
         self._live: dict[str, Stream] = {}
         self._closing: str | None = None
         # Guards the two above, and that nothing is commanded for a request that isn't live, nor
@@ -121,24 +140,51 @@ class AsyncEngine:
         ValueError: it can't be served, or `id` is live (a cancelled request is live until the next
         step). QueueFull. EngineDead.
         """
+        return self.start(await self.prepare(prompt, params, id=id, priority=priority))[0]
+
+    async def prepare(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        id: str | None = None,
+        priority: int = 0,
+    ) -> Request:
+        """Validate and tokenise, on another thread; `start` takes what comes back."""
         self._check_open()
         try:
-            request = await asyncio.to_thread(
+            return await asyncio.to_thread(
                 self.engine.prepare, prompt, params, id=id, priority=priority
             )
         except Exception:
             self._check_open()  # an engine that is closed meanwhile fails in any way
             raise
-        stream = Stream(request.id, self._cancel)
+
+    def start(self, *requests: Request) -> list[Stream]:
+        """Take all of these or none. QueueFull, EngineDead, or IdInUse."""
+        streams = [Stream(each.id, len(each.choices), self._cancel) for each in requests]
         with self._lock:
             self._check_open()
-            if request.id in self._live:
-                raise ValueError(f"the request id {request.id!r} is in use by a live request")
-            if len(self._live) >= self._limit:
-                raise QueueFull(f"{len(self._live)} requests are running or waiting; try later")
-            self._live[request.id] = stream
-            self._commands.put(lambda: self.engine.submit(request))
-        return stream
+            ids: set[str] = set()
+            for request in requests:
+                if request.id in self._live or request.id in ids:
+                    raise IdInUse(request.id)
+                ids.add(request.id)
+            self._check_room(sum(stream.choices for stream in streams))
+            for request, stream in zip(requests, streams, strict=True):
+                self._live[request.id] = stream
+                self._commands.put(partial(self.engine.submit, request))
+        return streams
+
+    def check_room(self, sequences: int = 1) -> None:
+        """QueueFull if so many more can't be taken now."""
+        with self._lock:
+            self._check_room(sequences)
+
+    def _check_room(self, sequences: int) -> None:
+        held = sum(stream.choices for stream in self._live.values())
+        if held + sequences > self.limit:
+            raise QueueFull(f"{held} sequences are running or waiting; try later")
 
     async def stream(
         self,
@@ -221,13 +267,18 @@ class AsyncEngine:
         return True
 
     def _deliver(self, deltas: list[Delta]) -> None:
-        for delta in deltas:
-            with self._lock:
+        """Each event loop is woken once: that takes the interpreter's lock from this thread."""
+        told: dict[asyncio.AbstractEventLoop, list[tuple[Stream, Delta]]] = {}
+        with self._lock:
+            for delta in deltas:
                 stream = self._live[delta.id]
                 if delta.output is not None:
                     del self._live[delta.id]
-            if not stream._put(delta):
-                self.engine.abort(delta.id)
+                told.setdefault(stream._loop, []).append((stream, delta))
+        for loop, pairs in told.items():
+            if not _tell(loop, [(stream._queue, delta) for stream, delta in pairs]):
+                for _, delta in pairs:
+                    self.engine.abort(delta.id)
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:

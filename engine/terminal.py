@@ -11,19 +11,16 @@ from collections.abc import Sequence as Seq
 from contextlib import closing
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TextIO, cast, get_args
+from typing import TextIO, cast, get_args
 
 import torch
 
 from engine import build
 from engine.cache.allocations.reasonalloc import read_wave
+from engine.choices import backend_rows
 from engine.config import EngineConfig, ModelSpec
 from engine.engine import Engine
 from engine.host import available_bytes, usable_cpus
-from engine.kernels.attention import ATTENTION, AttentionSpec
-from engine.kernels.dispatch import Op
-from engine.kernels.formats import format_of
-from engine.kernels.linear import LINEAR, LinearSpec
 from engine.kernels.nvfp4 import ScaleSearch
 from engine.model.checkpoint import Checkpoint, open_checkpoint
 from engine.model.quantize import WEIGHT_FORMATS
@@ -150,7 +147,7 @@ def print_info(config: EngineConfig) -> None:
     checkpoint = open_checkpoint(spec.model)
     groups = [
         list(_host_rows()),
-        list(_backend_rows(spec, checkpoint)),
+        list(backend_rows(spec, checkpoint)),
         list(_model_rows(spec, checkpoint)),
         list(_cache_rows(config, spec, checkpoint)),
     ]
@@ -208,31 +205,6 @@ def _cpu_name() -> str:
             return next(line.split(":", 1)[1].strip() for line in lines if "model name" in line)
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
-
-
-def _backend_rows(spec: ModelSpec, checkpoint: Checkpoint) -> Rows:
-    device = build.device_of(spec.device)
-    dtype = build.dtype_of(spec.dtype, torch.device(device))
-    c = checkpoint.config
-    attention = AttentionSpec(c.head_dim, c.q_heads // c.kv_heads, device, dtype, dtype)
-    yield "attention", _choice(ATTENTION, attention)
-    weights = WEIGHT_FORMATS[spec.weights]
-    for what, store in (("linear", weights.layers), ("LM head", weights.head)):
-        made = format_of(store(torch.zeros(1, 16), None, dtype), dtype)
-        stored = checkpoint.stored_format if what == "linear" else None
-        yield what, _choice(LINEAR, LinearSpec(device, dtype, stored or made))
-
-
-def _choice(op: Op[Any], spec: object) -> str:
-    chosen = False
-    words = []
-    for backend, reason in op.reasons(spec):
-        if reason is not None:
-            words.append(f"{backend} refused ({reason})")
-        else:
-            words.append(f"{backend} {'available' if chosen else 'chosen'}")
-            chosen = True
-    return ", ".join(words)
 
 
 def print_wave(file: Path) -> None:

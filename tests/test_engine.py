@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine import Engine, Output, SamplingParams
-from engine.engine import Prompt
+from engine.prompt import Prompt
 from tests.conftest import MakeEngine
 from tests.engines import Model, Tape, assert_greedy, greedy, prompts, run_all
 from tests.tiny import FAMILIES, ROPES

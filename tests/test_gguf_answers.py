@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from engine import Output
-from engine.engine import Prompt
 from engine.model.architecture import DecoderConfig, RopeConfig
 from engine.model.checkpoint import open_checkpoint
 from engine.model.gguf_file import _stored_name
+from engine.prompt import Prompt
 from tests.conftest import MakeEngine
 from tests.engines import Model, Tape, greedy, write_model
 from tests.tiny import FAMILIES, TEMPLATE, tiny_tokenizer

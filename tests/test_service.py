@@ -92,7 +92,7 @@ def test_the_queue_is_bounded(config: EngineConfig) -> None:
         async with serving(config, max_queued=2) as engine:
             gate = Gate(engine)
             streams = [await engine.submit(PROMPT, GREEDY) for _ in range(6)]
-            with pytest.raises(QueueFull, match="6 requests"):
+            with pytest.raises(QueueFull, match="6 sequences"):
                 await engine.submit(PROMPT, GREEDY)
             gate.release()
             outputs = [await stream.output() for stream in streams]

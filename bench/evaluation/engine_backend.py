@@ -13,7 +13,7 @@ from bench.evaluation.backend import Ask
 from bench.evaluation.records import Generation, Usage, failed
 from engine import Choice, Engine, Output, SamplingParams
 from engine.build import SAMPLING_FIELDS, Loaded
-from engine.engine import Prompt
+from engine.prompt import Prompt
 from engine.request import MAIN
 from engine.scheduler.reasoning import track_chain
 

@@ -9,6 +9,7 @@ everything from the others, so it always gets on and ends: nobody is preempted f
 from __future__ import annotations
 
 from bisect import insort
+from time import perf_counter
 
 from engine.request import Role
 from engine.scheduler.slots import Slots
@@ -55,6 +56,8 @@ class Line:
         self.waiting.remove(track)
         insort(self.running, track, key=_order)
         track.running = True
+        if track.seq.started is None:
+            track.seq.started = perf_counter()
 
     def preempt(self, track: Track) -> None:
         """It and its family give up every slot; tokens stay, and it waits in its old place."""
