@@ -246,7 +246,8 @@ def markers_for(spec: ReasoningSpec | None, tokenizer: Tokenizer) -> Markers:
     if spec.end:  # encoded apart, so that the closing phrase ends with exactly the marker's ids
         head, found, rest = closing.rpartition(spec.end)
         closing = head if found and not rest.strip() else closing
-    return Markers(start=start, end=end, closing=ids(closing) + end)
+    turns = tokenizer.special_ids.difference(start, end)
+    return Markers(start=start, end=end, closing=ids(closing) + end, turns=turns)
 
 
 _CLOSING_MARKED = "\n\nThat is enough thinking; here is the answer.\n"

@@ -26,6 +26,7 @@ from engine.model.tokenizer import Tokenizer
 from engine.output import Delta, Output
 from engine.progress import progress_bar
 from engine.request import MAIN, Role, SamplingParams, Sequence
+from engine.scheduler.controller import Language
 from engine.scheduler.controllers.thinking_budget import ThinkingBudget
 from engine.scheduler.scheduler import Scheduler, Settled, Stats
 from engine.scheduler.stop import StopRules
@@ -71,6 +72,7 @@ class Engine:
         self._executors = build.build_executors(config, self.models, self.max_model_len)
         self._caches = {role: executor.cache for role, executor in self._executors.items()}
         self._meters = {role: MemoryMeter() for role in self._caches}
+        language = Language(self.markers, self.tokenizer.token_bytes)
         self._scheduler = Scheduler(
             self._caches,
             stop=StopRules(
@@ -81,7 +83,7 @@ class Engine:
             ),
             controllers=(
                 ThinkingBudget(markers=self.markers, token_bytes=self.tokenizer.token_bytes),
-                *config.controllers,
+                *(each.bind(language) for each in config.controllers),
             ),
             thoughts=Thoughts(self.tokenizer.token_bytes, markers=self.markers),
             max_num_seqs=config.max_num_seqs,

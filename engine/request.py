@@ -246,6 +246,7 @@ class Sequence:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of tokens[1:prompt_len]
     parent: Sequence | None = None
     cached_tokens: int = 0  # of the prompt, found in the main role's prefix cache
+    edits: dict[str, int] = field(default_factory=dict)  # of its text, by controller's name
     score: list[float] | None = None  # a "scored" branch: the logprobs of its appended tokens
     finish: Finish | None = None
 

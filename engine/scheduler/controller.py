@@ -8,11 +8,13 @@ The first decision wins, in the order of the controllers; all watches hear every
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 from engine.request import Admission, Finish, LogitsRule, Origin, Role, SamplingParams, Sequence
+from engine.scheduler.reasoning import Markers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +136,13 @@ class Watch:
         return len(seq.tokens)
 
 
+class Language(NamedTuple):
+    """What a controller may know of the model that it steers."""
+
+    markers: Markers
+    token_bytes: Callable[[int], bytes]
+
+
 class Controller(ABC):
     """Frozen hyperparameters of one method of control.
 
@@ -145,6 +154,13 @@ class Controller(ABC):
     children: dict[Role, int] = {}  # noqa: RUF012 (a default that nobody mutates)
     entropy: bool = False
     watch_ids: tuple[int, ...] = ()
+
+    def bind(self, language: Language) -> Controller:
+        """This method for a model of that language; asked once, before any watch is made.
+
+        ValueError: the method can't serve such a model.
+        """
+        return self
 
     @abstractmethod
     def watch(self) -> Watch:

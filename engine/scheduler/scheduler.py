@@ -34,12 +34,14 @@ class Settled(NamedTuple):
 
 
 class Stats(NamedTuple):
-    """Numbers for metrics; `ran_tokens` counts each role's tokens, recomputed ones too."""
+    """Numbers for metrics; `ran_tokens` counts each role's tokens, recomputed ones too, and `edits`
+    what each controller decided, by its class's name."""
 
     running: int
     waiting: int
     preemptions: int
     ran_tokens: dict[Role, int]
+    edits: dict[str, int]
 
 
 class Scheduler:
@@ -328,4 +330,10 @@ class Scheduler:
 
     def stats(self) -> Stats:
         line = self._line
-        return Stats(len(line.running), len(line.waiting), line.preemptions, dict(self._ran))
+        return Stats(
+            len(line.running),
+            len(line.waiting),
+            line.preemptions,
+            dict(self._ran),
+            dict(self._trajectory.edits),
+        )

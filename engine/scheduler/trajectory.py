@@ -9,7 +9,7 @@ what hadn't entered yet, the interrupted edit's role and finish with it.
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -105,6 +105,7 @@ class Trajectory:
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
+        self.edits: Counter[str] = Counter()  # by the controller's name
 
     # what the scheduler calls
 
@@ -251,6 +252,7 @@ class Trajectory:
             return self._adopt(track, ear, decision.child)
         if not isinstance(decision, Edit):
             raise Fault(f"{ear.name}: decides {decision!r}: no Edit, Adopt or list of Branch")
+        self.edits[ear.name] += 1
         self._dismiss(track)
         if decision.role is not None:
             self._known(ear, decision.role)
@@ -285,6 +287,8 @@ class Trajectory:
 
     def _edit(self, track: Track, ear: Ear, edit: Edit) -> Plan:
         track.thoughts.check(edit.append)
+        if edit.append or edit.truncate is not None:
+            track.seq.edits[ear.name] = track.seq.edits.get(ear.name, 0) + 1
         if edit.truncate is not None and edit.truncate < len(track.seq.tokens):
             self._truncate(track, ear, edit.truncate)
         self._mark_stale(track)
