@@ -25,8 +25,9 @@ from engine.metrics import MemoryMeter, MemoryTime
 from engine.model.tokenizer import Tokenizer
 from engine.output import Delta, Output
 from engine.progress import progress_bar
-from engine.request import MAIN, Role, SamplingParams, Sequence
+from engine.request import MAIN, Matcher, Role, SamplingParams, Sequence
 from engine.scheduler.controller import Language
+from engine.scheduler.controllers.grammar import Grammars
 from engine.scheduler.controllers.thinking_budget import ThinkingBudget
 from engine.scheduler.scheduler import Scheduler, Settled, Stats
 from engine.scheduler.stop import StopRules
@@ -72,6 +73,7 @@ class Engine:
         self._executors = build.build_executors(config, self.models, self.max_model_len)
         self._caches = {role: executor.cache for role, executor in self._executors.items()}
         self._meters = {role: MemoryMeter() for role in self._caches}
+        self.grammars = build.grammar_compiler(self.models)
         language = Language(self.markers, self.tokenizer.token_bytes)
         self._scheduler = Scheduler(
             self._caches,
@@ -83,6 +85,7 @@ class Engine:
             ),
             controllers=(
                 ThinkingBudget(markers=self.markers, token_bytes=self.tokenizer.token_bytes),
+                Grammars(markers=self.markers),
                 *(each.bind(language) for each in config.controllers),
             ),
             thoughts=Thoughts(self.tokenizer.token_bytes, markers=self.markers),
@@ -258,6 +261,7 @@ class Engine:
         tokens, messages = self._tokens(prompt)
         self._check_fits(len(tokens))
         check_ids(params, self._vocab_size)
+        matcher = self._matcher(params)
         seed = self._random.getrandbits(63) if params.seed is None else params.seed
         choices = [
             Sequence(
@@ -268,6 +272,7 @@ class Engine:
                 messages=messages,
                 seed=seed,
                 priority=priority,
+                matcher=matcher and matcher.fork(),
             )
             for _ in range(params.n)
         ]
@@ -327,6 +332,17 @@ class Engine:
         reason = self._scheduler.refuses(tokens)
         if reason is not None:
             raise ValueError(reason)
+
+    def _matcher(self, params: SamplingParams) -> Matcher | None:
+        """The grammar, compiled: it may take a second, so it is done before the engine's thread."""
+        if params.grammar is None:
+            return None
+        if params.thinking_token_budget is not None and not self.markers.end:
+            raise ValueError(
+                "thinking_token_budget: this model has no thinking markers, so the phrase that "
+                "closes its chain would stand in the answer, where the grammar forbids it"
+            )
+        return self.grammars.matcher(params.grammar)
 
     def _visible_bytes(self, token: int) -> bytes:
         return b"" if token in self.tokenizer.special_ids else self.tokenizer.token_bytes(token)

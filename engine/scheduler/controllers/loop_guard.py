@@ -20,9 +20,9 @@ from engine.scheduler.reasoning import ChainTracker, track_chain
 class LoopGuard(Controller):
     """Closes the thinking when it loops.
 
-    `aloud`: also for a model without thinking markers, whose chain is closed by its phrase; else
-    its text is all answer. `answers`: a loop in the answer ends the output ("stop", with the detail
-    "repetition"). `language` is filled in by `bind`.
+    `aloud`: also for a model without thinking markers, whose chain is closed by its phrase, unless
+    it follows a grammar; else its text is all answer. `answers`: a loop in the answer ends the
+    output ("stop", with the detail "repetition"). `language` is filled in by `bind`.
     """
 
     spec: LoopSpec = field(default_factory=LoopSpec)
@@ -49,11 +49,13 @@ class GuardWatch(Watch):
     def __init__(self, guard: LoopGuard, language: Language) -> None:
         self._guard = guard
         self._language = language
-        self._closes = bool(language.markers.end) or guard.aloud
         self._detector = LoopDetector(guard.spec)
 
     def begin(self, seq: Sequence) -> None:
         self._begin = len(seq.tokens)
+        # a grammar has no place for a phrase in the answer
+        aloud = self._guard.aloud and seq.matcher is None
+        self._closes = bool(self._language.markers.end) or aloud
         self._chain = track_chain(self._language.markers, seq.tokens, self._language.token_bytes)
 
     def on_token(self, seq: Sequence, event: TokenEvent) -> Edit | None:
