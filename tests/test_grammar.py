@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -376,6 +378,15 @@ def test_a_long_chain_of_references_does_not_break_the_process(make: Make) -> No
     defs: dict[str, Any] = {str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(count)}
     schema = {"$defs": {**defs, str(count): {"type": "null"}}, "$ref": "#/$defs/0"}
     assert make().says("Hi", "null", grammar=of_schema(schema)).text == "null"
+
+
+def test_many_compile_at_once(make: Make) -> None:
+    """The deep stacks that they get are theirs alone."""
+    grammars, before = make().engine.grammars, threading.stack_size()
+    with ThreadPoolExecutor(8) as pool:
+        matchers = list(pool.map(grammars.matcher, [of_schema({"const": i}) for i in range(40)]))
+    assert threading.stack_size() == before
+    assert len({matcher.mask() for matcher in matchers}) == 10, "by their first digits"
 
 
 def test_a_budget_that_would_break_the_form_is_refused(make: Make) -> None:

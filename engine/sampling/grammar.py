@@ -153,10 +153,16 @@ def _first_line(message: str) -> str:
     return message.partition("\n")[0][:300]
 
 
+_STACKS = threading.Lock()
+"""The size of new threads' stacks is the process's: one change at a time, or it would stay."""
+
+
 def _on_a_deep_stack(call: Callable[[], T]) -> T:
-    usual = threading.stack_size(_STACK_BYTES)
-    try:
-        with ThreadPoolExecutor(1) as thread:
-            return thread.submit(call).result()
-    finally:
-        threading.stack_size(usual)
+    with ThreadPoolExecutor(1) as pool:
+        with _STACKS:
+            usual = threading.stack_size(_STACK_BYTES)
+            try:
+                made = pool.submit(call)  # starts the thread
+            finally:
+                threading.stack_size(usual)
+        return made.result()

@@ -49,7 +49,7 @@ class Branch:
     `append` is read first; then the child generates until a thought ends, it finishes, or, for
     "scored", not at all: the logprobs of `append` come back in `child.score`. A child has no watch
     but its own, which hears what it generates, and the stop rules. `max_tokens` bounds that; None:
-    what the parent has left. The `max_tokens` of own `params` isn't asked.
+    what the parent has left. The `max_tokens` and `grammar` of own `params` aren't asked.
     """
 
     role: Role = "main"

@@ -14,6 +14,7 @@ from engine.server.fields import FieldError, boolean, mapping, one_of, string
 from engine.server.tool_parser import CLOSE, OPEN, Arguments, CallStart, Event, Text, ToolCallParser
 
 MAX_TOOLS = 128
+_FORMAT = re.compile(OPEN + r'(\s|\\n)*\{\s*\\?"name\\?"')  # JSON, perhaps in a template's string
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,64}")
 
 
@@ -109,7 +110,7 @@ def check_tool_format(template: str | None, special: Collection[str]) -> None:
         raise FieldError(
             "tools", "can't be served: the model's chat template has no place for them"
         )
-    if OPEN not in template or '"name"' not in template or "<function=" in template:
+    if not _FORMAT.search(template) or "<function=" in template:
         raise FieldError(
             "tools",
             f"can't be served: the model's template asks for calls in another format than {OPEN}"

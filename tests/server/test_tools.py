@@ -299,6 +299,8 @@ def test_wrong_requests_are_named(body: dict[str, Any], param: str) -> None:
 
 def test_formats_of_models() -> None:
     check_tool_format(TEMPLATE, ())
+    quoted = r"""{% if tools %}{{- "<tool_call>\n{\"name\": <function-name>}" }}{% endif %}"""
+    check_tool_format(quoted, ())
     for template, special, words in (
         (None, (), "no place for them"),
         ("{{ messages }}", (), "no place for them"),
