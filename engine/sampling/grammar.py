@@ -119,7 +119,38 @@ class _Tokens:
         self.special_token_ids = sorted({*vocabulary.special_ids, *self.end_ids})
 
     def __call__(self, text: bytes) -> list[int]:
-        return self._vocabulary.encode(text.decode(), add_special=False)
+        """How the model would spell this in the middle of a text.
+
+        Tokens that aren't exactly these bytes would make the grammar contradict itself. Where a
+        tokenizer puts a space in front it is asked behind a newline; then the longest tokens do.
+        """
+        for lead in (b"", b"\n"):
+            ids = self._vocabulary.encode((lead + text).decode(), add_special=False)
+            spelled = [self.tokens[i] for i in ids]
+            for first in range(min(len(ids), 3)):
+                if b"".join(spelled[first:]) == text:
+                    return ids[first:]
+        return self._greedy(text)
+
+    def _greedy(self, text: bytes) -> list[int]:
+        ids, at = [], 0
+        while at < len(text):
+            ends = range(min(len(text), at + self._longest), at, -1)
+            end = next((end for end in ends if text[at:end] in self._by_bytes), None)
+            if end is None:
+                break
+            ids.append(self._by_bytes[text[at:end]])
+            at = end
+        return ids
+
+    @cached_property
+    def _by_bytes(self) -> dict[bytes, int]:
+        special = set(self.special_token_ids)
+        return {data: i for i, data in enumerate(self.tokens) if data and i not in special}
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._by_bytes))
 
 
 class GrammarMatcher:
@@ -134,15 +165,22 @@ class GrammarMatcher:
 
     def mask(self) -> bytes:
         bits = self._matcher.compute_bitmask()
-        if self._matcher.is_error():  # a limit of time or memory
-            raise GrammarError(f"grammar: {_first_line(self._matcher.get_error())}")
+        self._check()
         return bits
 
     def accept(self, token: int) -> bool:
-        return self._matcher.try_consume_tokens([token]) == 1
+        taken = self._matcher.try_consume_tokens([token])
+        self._check()
+        return taken == 1
 
     def rewind(self, count: int) -> None:
-        if count and not self._matcher.rollback(count):
+        if count:
+            self._matcher.rollback(count)
+            self._check()
+
+    def _check(self) -> None:
+        """GrammarError: a limit of time or memory was met; it is of no use any more."""
+        if self._matcher.is_error():
             raise GrammarError(f"grammar: {_first_line(self._matcher.get_error())}")
 
     def fork(self) -> GrammarMatcher:
