@@ -72,6 +72,7 @@ class Assembler:
             finish_reason=self.finish.reason,
             stop_reason=self.finish.detail,
             logprobs=None if seq.params.logprobs is None else tuple(seq.logprobs),
+            edits=dict(seq.edits),
         )
 
     def _feed(self, position: int) -> None:

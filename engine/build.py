@@ -28,7 +28,8 @@ from engine.model.checkpoint import Checkpoint, open_checkpoint
 from engine.model.decoder import Decoder
 from engine.model.quantize import ACTIVATIONS, WEIGHT_FORMATS
 from engine.model.tokenizer import Tokenizer, tokenizer_from_folder, tokenizer_from_gguf
-from engine.request import Role, SamplingParams
+from engine.request import MAIN, Role, SamplingParams
+from engine.sampling.grammar import GrammarCompiler
 from engine.sampling.sampler import Sampler, SamplingDefaults
 from engine.scheduler.reasoning import Markers
 
@@ -261,7 +262,14 @@ def markers_for(spec: ReasoningSpec | None, tokenizer: Tokenizer) -> Markers:
     if spec.end:  # encoded apart, so that the closing phrase ends with exactly the marker's ids
         head, found, rest = closing.rpartition(spec.end)
         closing = head if found and not rest.strip() else closing
-    return Markers(start=start, end=end, closing=ids(closing) + end)
+    turns = tokenizer.special_ids.difference(start, end)
+    return Markers(start=start, end=end, closing=ids(closing) + end, turns=turns)
+
+
+def grammar_compiler(models: Mapping[Role, Loaded]) -> GrammarCompiler:
+    """For every role: they share a tokenizer."""
+    main = models[MAIN]
+    return GrammarCompiler(main.tokenizer, main.checkpoint.generation.eos_ids)
 
 
 _CLOSING_MARKED = "\n\nThat is enough thinking; here is the answer.\n"

@@ -26,7 +26,9 @@ from engine.model.tokenizer import Tokenizer
 from engine.output import Delta, Output
 from engine.progress import progress_bar
 from engine.prompt import ContextLengthExceeded, IdInUse, Prompt, read
-from engine.request import MAIN, Role, SamplingParams, Sequence
+from engine.request import MAIN, Matcher, Role, SamplingParams, Sequence
+from engine.scheduler.controller import Language
+from engine.scheduler.controllers.grammar import Grammars
 from engine.scheduler.controllers.thinking_budget import ThinkingBudget
 from engine.scheduler.scheduler import Scheduler, Settled, Stats
 from engine.scheduler.stop import StopRules
@@ -68,6 +70,8 @@ class Engine:
         self._executors = build.build_executors(config, self.models, self.max_model_len)
         self._caches = {role: executor.cache for role, executor in self._executors.items()}
         self._meters = {role: MemoryMeter() for role in self._caches}
+        self.grammars = build.grammar_compiler(self.models)
+        language = Language(self.markers, self.tokenizer.token_bytes)
         self._scheduler = Scheduler(
             self._caches,
             stop=StopRules(
@@ -78,7 +82,8 @@ class Engine:
             ),
             controllers=(
                 ThinkingBudget(markers=self.markers, token_bytes=self.tokenizer.token_bytes),
-                *config.controllers,
+                Grammars(markers=self.markers),
+                *(each.bind(language) for each in config.controllers),
             ),
             thoughts=Thoughts(self.tokenizer.token_bytes, markers=self.markers),
             max_num_seqs=config.max_num_seqs,
@@ -253,6 +258,7 @@ class Engine:
         tokens, messages = read(prompt, self.tokenizer, self._vocab_size)
         self._check_fits(len(tokens), params.kv_budget)
         check_ids(params, self._vocab_size)
+        matcher = self._matcher(params)
         seed = self._random.getrandbits(63) if params.seed is None else params.seed
         choices = [
             Sequence(
@@ -263,6 +269,7 @@ class Engine:
                 messages=messages,
                 seed=seed,
                 priority=priority,
+                matcher=matcher and matcher.fork(),
             )
             for _ in range(params.n)
         ]
@@ -302,6 +309,17 @@ class Engine:
             raise ValueError(reason)
         if (reason := self._scheduler.refuses(tokens, kv_budget)) is not None:
             raise ContextLengthExceeded(reason)
+
+    def _matcher(self, params: SamplingParams) -> Matcher | None:
+        """The grammar, compiled: it may take a second, so it is done before the engine's thread."""
+        if params.grammar is None:
+            return None
+        if params.thinking_token_budget is not None and not self.markers.end:
+            raise ValueError(
+                "thinking_token_budget: this model has no thinking markers, so the phrase that "
+                "closes its chain would stand in the answer, where the grammar forbids it"
+            )
+        return self.grammars.matcher(params.grammar)
 
     def _visible_bytes(self, token: int) -> bytes:
         return b"" if token in self.tokenizer.special_ids else self.tokenizer.token_bytes(token)

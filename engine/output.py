@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -17,6 +18,7 @@ class Choice:
     `text` is the answer (all of the text for models without thinking markers), `thinking` what
     stood between the markers. `thinking_tokens` is the chain's length, `answer_tokens` the rest;
     markers count for neither. `stop_reason` is the stop string or id, or an error's message.
+    `edits` counts the edits of text that made it what it is, by the controller's name.
     """
 
     index: int
@@ -28,6 +30,7 @@ class Choice:
     finish_reason: FinishReason
     stop_reason: str | int | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
+    edits: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

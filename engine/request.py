@@ -34,6 +34,27 @@ class Finish:
     drop_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """The form that an answer must have: a JSON schema's text, or a grammar in llguidance's Lark.
+
+    JSON is written on one line, with one space behind colons and commas.
+    """
+
+    kind: Literal["json_schema", "lark"]
+    text: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("json_schema", "lark"):
+            raise ValueError(f"grammar.kind must be json_schema or lark, not {self.kind!r}")
+        if not isinstance(self.text, str):
+            raise ValueError(f"grammar.text must be a string, not {self.text!r:.100}")
+
+
+class GrammarError(ValueError):
+    """A grammar that nothing can follow: it is malformed, unsupported or too large."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How to continue one prompt. `None` means the model's own default (generation_config.json).
@@ -44,10 +65,12 @@ class SamplingParams:
     top_p. `logprobs` are of the raw model distribution, before all of these; k >= 0 asks for the
     sampled token's and the k best. `stop` strings are matched in the text of the answer, and in the
     thinking too with `stop_in_thinking`; special tokens have no text: use `stop_token_ids` for
-    them. `thinking_token_budget` closes the thinking after exactly that many tokens. `max_tokens`
-    None: up to the context's end. `n` choices differ by lineage. `kv_budget` cells a head are kept
-    of the KV cache instead of the server's budget, which it can't exceed; "full" keeps them all,
-    where the server allows it. Caches of other roles than the main one follow as far as they can.
+    them. `thinking_token_budget` closes the thinking after exactly that many tokens. `grammar` is
+    the form of the answer, which begins behind the thinking and ends when the form is complete,
+    whatever `min_tokens` says. `max_tokens` None: up to the context's end. `n` choices differ by
+    lineage. `kv_budget` cells a head are kept of the KV cache instead of the server's budget, which
+    it can't exceed; "full" keeps them all, where the server allows it. Caches of other roles than
+    the main one follow as far as they can.
     """
 
     n: int = 1
@@ -73,6 +96,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     thinking_token_budget: int | None = None
     kv_budget: int | Literal["full"] | None = None
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -149,6 +173,8 @@ def _check_params(p: SamplingParams) -> None:
         _check_range(name, getattr(p, name), low, high, words)
     if p.max_tokens is not None and p.min_tokens > p.max_tokens:
         raise ValueError(f"min_tokens ({p.min_tokens}) is above max_tokens ({p.max_tokens})")
+    if not isinstance(p.grammar, Grammar | None):
+        raise ValueError(f"grammar must be a Grammar or None, not {p.grammar!r:.100}")
     if p.seed is not None and (isinstance(p.seed, bool) or not isinstance(p.seed, int)):
         raise ValueError(f"seed must be an integer, not {p.seed!r}")
     for name in _FLAGS:
@@ -205,11 +231,16 @@ class TokenLogprob(NamedTuple):
 
 
 class Mask(NamedTuple):
-    """What a `LogitsRule` says of the next token: ids to allow (None: all), to ban, to weigh."""
+    """What a `LogitsRule` says of the next token: ids to allow (None: all), to ban, to weigh.
+
+    `allow_bits` is another way to allow, for many ids: a bit an id, the lowest bit of the first
+    byte for id 0; ids behind its end are forbidden.
+    """
 
     allow: Seq[int] | None = None
     ban: Seq[int] = ()
     bias: Mapping[int, float] | None = None
+    allow_bits: bytes | None = None
 
 
 class LogitsRule(Protocol):
@@ -223,6 +254,27 @@ class LogitsRule(Protocol):
 
     def rewind(self, pos: int) -> None:
         """Tokens from `pos` on were truncated."""
+
+
+class Matcher(Protocol):
+    """Where in its grammar an answer is."""
+
+    @property
+    def done(self) -> bool:
+        """The form is complete, and no text can follow."""
+
+    def mask(self) -> bytes:
+        """Which ids may come next, as in `Mask.allow_bits`; where the answer may end, the ids that
+        end the sequence are among them."""
+
+    def accept(self, token: int) -> bool:
+        """The next token; False: the grammar doesn't allow it, and nothing has changed."""
+
+    def rewind(self, count: int) -> None:
+        """Take back the last `count` accepted tokens."""
+
+    def fork(self) -> Matcher:
+        """Another one at the same place."""
 
 
 @dataclass(eq=False, slots=True)
@@ -245,6 +297,7 @@ class Sequence:
     priority: int = 0  # lower runs first
     arrival: int = 0
     index: int = 0  # which of the request's n choices
+    matcher: Matcher | None = None  # of params.grammar, at its start; the watch's that follows it
     computed: dict[Role, int] = field(default_factory=dict)
     slots: dict[Role, int] = field(default_factory=dict)
     thought_ends: list[int] = field(default_factory=list)
@@ -254,6 +307,7 @@ class Sequence:
     parent: Sequence | None = None
     cached_tokens: int = 0  # of the prompt, found in the main role's prefix cache
     started: float | None = None  # when it first left the queue, as time.perf_counter() tells it
+    edits: dict[str, int] = field(default_factory=dict)  # of its text, by controller's name
     score: list[float] | None = None  # a "scored" branch: the logprobs of its appended tokens
     finish: Finish | None = None
 

@@ -88,7 +88,6 @@ def test_refused_in_words(make: Callable[[], object], words: str) -> None:
         (ModelSpec, "pruning"),  # neuron masks
         (ModelSpec, "transcript"),
         (KVSpec, "budget_bytes"),
-        (SamplingParams, "grammar"),
     ],
 )
 def test_what_does_not_exist_is_no_field(kind: Callable[..., object], field: str) -> None:

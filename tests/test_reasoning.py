@@ -15,6 +15,8 @@ from engine.engine import Engine
 from engine.model.tokenizer import Tokenizer, tokenizer_from_folder
 from engine.output import Choice, Output
 from engine.request import Finish, SamplingParams, Sequence
+from engine.scheduler.controller import Controller
+from engine.scheduler.controllers.loop_guard import LoopGuard
 from engine.scheduler.reasoning import Markers
 from engine.scheduler.scheduler import Settled
 from tests.scripted import letters, saying, script_engine, tiny_folder, tiny_spec
@@ -75,8 +77,10 @@ Speak = Callable[..., Talk]
 def speak(folder: str) -> Iterator[Speak]:
     made: list[Engine] = []
 
-    def make(reasoning: ReasoningSpec | None = None) -> Talk:
-        made.append(Engine(tiny_spec(folder, reasoning=reasoning)))
+    def make(
+        reasoning: ReasoningSpec | None = None, controllers: tuple[Controller, ...] = ()
+    ) -> Talk:
+        made.append(Engine(tiny_spec(folder, reasoning=reasoning, controllers=controllers)))
         return Talk(made[-1])
 
     yield make
@@ -135,6 +139,38 @@ def test_a_model_that_closes_after_the_budget_did(speak: Speak) -> None:
     assert choice.text == "42"
     assert "think>" not in choice.thinking
     assert counts(choice) == (10, 3)
+
+
+def test_what_a_user_quotes_opens_nothing(speak: Speak) -> None:
+    """Nor does a block that an earlier turn left open."""
+    turn = "<|im_start|>user\nWhat does <think> do?<|im_end|>\n<|im_start|>assistant\n"
+    choice = speak().says(turn, "It opens.", max_tokens=30)
+    assert (choice.thinking, choice.text) == ("", "It opens.")
+    choice = speak().says(turn + "<think>\n", "hm", "</think>", "It opens.", max_tokens=30)
+    assert (choice.thinking, choice.text) == ("hm", "It opens.")
+
+
+def test_a_budget_at_every_turn(speak: Speak) -> None:
+    """The thinking of earlier turns, in the prompt, counts for nothing."""
+    talk = speak()
+    closing = talk.engine.tokenizer.decode(talk.engine.markers.closing[:-1])
+    for turns in range(4):
+        past = "<|im_start|>assistant\n<think>" + "a" * 9 + "</think>b<|im_end|>\n"
+        prompt = past * turns + "<|im_start|>assistant\n<think>\n"
+        choice = talk.says(prompt, "a" * 80, max_tokens=70, thinking_token_budget=5)
+        assert choice.thinking == "aaaaa" + closing
+        assert choice.thinking_tokens == 5
+        assert choice.edits == {"ThinkingBudget": 1}
+
+
+def test_a_loop_closes_the_thinking_and_is_told(speak: Speak) -> None:
+    talk = speak(controllers=(LoopGuard(),))
+    closing = talk.engine.tokenizer.decode(talk.engine.markers.closing[:-1])
+    choice = talk.says("x", "<think>", "ab" * 100, max_tokens=150)
+    assert choice.thinking == ("ab" * 32)[:63] + closing
+    assert choice.edits == {"LoopGuard": 1}
+    assert choice.thinking_tokens == 63
+    assert talk.engine.stats().scheduler.edits["LoopGuard"] == 1
 
 
 def test_a_budget_that_is_not_reached(speak: Speak) -> None:

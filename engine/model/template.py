@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any, NoReturn
 
 import jinja2
+import jinja2.meta
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -42,6 +43,15 @@ def render(
         raise ValueError(f"chat template: {error.message}") from error
     except Exception as error:  # the template is foreign code: it may fail in any way
         raise ValueError(f"chat template: {type(error).__name__}: {error}") from error
+
+
+def variables_of(template: str) -> frozenset[str]:
+    """The names that a template reads from outside. ValueError: its syntax is wrong."""
+    try:
+        tree = _environment().parse(template)
+    except jinja2.TemplateSyntaxError as error:
+        raise ValueError(f"chat template, line {error.lineno}: {error.message}") from error
+    return frozenset(jinja2.meta.find_undeclared_variables(tree))
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -122,10 +132,14 @@ def _tojson(
 
 @lru_cache(maxsize=16)
 def _compiled(template: str) -> jinja2.Template:
+    return _environment().from_string(template)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
     env = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
     )
     env.filters["tojson"] = _tojson
     env.globals["raise_exception"] = _raise_exception
     env.globals["strftime_now"] = _strftime_now
-    return env.from_string(template)
+    return env

@@ -33,29 +33,23 @@ def adjusted(logits: Tensor, seqs: Seq[Sequence], repetition: Seq[float]) -> Adj
 
     `repetition` holds the rows' repetition penalties, model's defaults filled in.
     """
-    changed = [
-        i
-        for i, seq in enumerate(seqs)
-        if _is_masked(seq) or repetition[i] != 1.0 or _penalises_output(seq.params)
-    ]
     errors: dict[int, str] = {}
-    if not changed:
-        return Adjusted(logits, errors)
-    logits = logits.clone()
-    for i in changed:
+    changed = logits
+    for i, seq in enumerate(seqs):
         try:
-            for mask in _masks(seqs[i]):
-                _apply_mask(logits[i], mask)
+            masks = _masks(seq)
+            if not masks and repetition[i] == 1.0 and not _penalises_output(seq.params):
+                continue
+            if changed is logits:
+                changed = logits.clone()
+            for mask in masks:
+                _apply_mask(changed[i], mask)
         except Exception as error:
-            log.exception("request %s: its logits rules failed", seqs[i].id)
+            log.exception("request %s: its logits rules failed", seq.id)
             errors[i] = f"its logits rules failed: {type(error).__name__}: {error}"
-        _penalise(logits[i], seqs[i], repetition[i])
-    return Adjusted(logits, errors)
-
-
-def _is_masked(seq: Sequence) -> bool:
-    params = seq.params
-    return params.allowed_token_ids is not None or bool(params.logit_bias or seq.rules)
+            continue
+        _penalise(changed[i], seq, repetition[i])
+    return Adjusted(changed, errors)
 
 
 def _masks(seq: Sequence) -> list[Mask]:
@@ -90,6 +84,10 @@ def _apply_mask(row: Tensor, mask: Mask) -> None:
         kept = row[allowed]
         row.fill_(-torch.inf)
         row[allowed] = kept
+    if mask.allow_bits is not None:
+        bits = np.frombuffer(mask.allow_bits, dtype=np.uint8)
+        forbidden = np.unpackbits(bits, bitorder="little", count=len(row)) == 0
+        row.masked_fill_(torch.from_numpy(forbidden).to(row.device), -torch.inf)
     if mask.bias:
         weights = torch.tensor(list(mask.bias.values()), dtype=row.dtype, device=row.device)
         row[_ids(mask.bias, row)] += weights

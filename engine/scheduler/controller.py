@@ -8,11 +8,13 @@ The first decision wins, in the order of the controllers; all watches hear every
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 from engine.request import Admission, Finish, LogitsRule, Origin, Role, SamplingParams, Sequence
+from engine.scheduler.reasoning import Markers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,7 @@ class Branch:
     `append` is read first; then the child generates until a thought ends, it finishes, or, for
     "scored", not at all: the logprobs of `append` come back in `child.score`. A child has no watch
     but its own, which hears what it generates, and the stop rules. `max_tokens` bounds that; None:
-    what the parent has left. The `max_tokens` of own `params` isn't asked.
+    what the parent has left. The `max_tokens` and `grammar` of own `params` aren't asked.
     """
 
     role: Role = "main"
@@ -134,6 +136,13 @@ class Watch:
         return len(seq.tokens)
 
 
+class Language(NamedTuple):
+    """What a controller may know of the model that it steers."""
+
+    markers: Markers
+    token_bytes: Callable[[int], bytes]
+
+
 class Controller(ABC):
     """Frozen hyperparameters of one method of control.
 
@@ -145,6 +154,13 @@ class Controller(ABC):
     children: dict[Role, int] = {}  # noqa: RUF012 (a default that nobody mutates)
     entropy: bool = False
     watch_ids: tuple[int, ...] = ()
+
+    def bind(self, language: Language) -> Controller:
+        """This method for a model of that language; asked once, before any watch is made.
+
+        ValueError: the method can't serve such a model.
+        """
+        return self
 
     @abstractmethod
     def watch(self) -> Watch:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from engine.scheduler.match import Pattern
 
@@ -25,13 +25,16 @@ class Markers:
     """A model's thinking markers as token ids; none at all for a model that thinks aloud.
 
     `closing` is what ends a chain early; it ends with `end` where there is one. `opened`: every
-    answer starts inside the thinking, even if the prompt's tokens don't show it.
+    answer starts inside the thinking, even if the prompt's tokens don't show it. `turns` are ids
+    that no thinking holds (special tokens: they part a conversation's turns), so a start marker
+    before one was left open in an earlier turn, or quoted in a message.
     """
 
     start: tuple[int, ...] = ()
     end: tuple[int, ...] = ()
     closing: tuple[int, ...] = ()
     opened: bool = False
+    turns: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         if self.closing and self.end and self.closing[-len(self.end) :] != self.end:
@@ -69,25 +72,33 @@ def track_chain(
     return AnswerTracker(markers, len(prompt), token_bytes)
 
 
-def ends_with(tokens: list[int], tail: tuple[int, ...]) -> bool:
+def ends_with(tokens: Seq[int], tail: tuple[int, ...]) -> bool:
     # the last token alone rules out nearly every call
-    return bool(tail) and tokens[-1:] == [tail[-1]] and tokens[-len(tail) :] == list(tail)
+    return _ends_at(tokens, len(tokens), tail)
 
 
-def _last(tokens: Seq[int], part: tuple[int, ...]) -> int:
-    """Just after the last occurrence of `part`; 0 if there is none."""
-    for end in range(len(tokens), len(part) - 1, -1):
-        if part and tokens[end - 1] == part[-1] and tuple(tokens[end - len(part) : end]) == part:
-            return end
-    return 0
+def _ends_at(tokens: Seq[int], end: int, tail: tuple[int, ...]) -> bool:
+    if not tail or end < len(tail) or tokens[end - 1] != tail[-1]:
+        return False
+    return tuple(tokens[end - len(tail) : end]) == tail
+
+
+def last_marker(markers: Markers, prompt: Seq[int]) -> Literal["start", "end"] | None:
+    """Which marker the prompt's last turn has shown last: is the thinking open, over, or neither
+    begun."""
+    for end in range(len(prompt), 0, -1):
+        if prompt[end - 1] in markers.turns:
+            return None
+        if _ends_at(prompt, end, markers.end):
+            return "end"
+        if _ends_at(prompt, end, markers.start):
+            return "start"
+    return None
 
 
 def starts_inside(markers: Markers, prompt: Seq[int]) -> bool:
     """Whether the prompt's template has opened the thinking already."""
-    if markers.opened:
-        return True
-    start = _last(prompt, markers.start)
-    return start > 0 and _last(prompt[start:], markers.end) == 0
+    return markers.opened or last_marker(markers, prompt) == "start"
 
 
 class _Turn(NamedTuple):

@@ -287,6 +287,8 @@ class Trajectory:
 
     def _edit(self, track: Track, ear: Ear, edit: Edit) -> Plan:
         track.thoughts.check(edit.append)
+        if edit.append or edit.truncate is not None:
+            track.seq.edits[ear.name] = track.seq.edits.get(ear.name, 0) + 1
         if edit.truncate is not None and edit.truncate < len(track.seq.tokens):
             self._truncate(track, ear, edit.truncate)
         self._mark_stale(track)

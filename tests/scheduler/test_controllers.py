@@ -6,9 +6,11 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.request import Finish, Role, Sequence
-from engine.scheduler.controller import Edit, Watch
+from engine.scheduler.controller import Edit, TokenEvent, Watch
 from engine.scheduler.controllers.alternate import Alternate
 from engine.scheduler.controllers.thinking_budget import ThinkingBudget
 from engine.scheduler.reasoning import Markers, ThinkingTracker
@@ -56,6 +58,54 @@ def test_a_model_that_closes_in_time_is_left_alone() -> None:
 def test_budget_zero_where_the_prompt_opened_the_block() -> None:
     seq = budget_rig(lambda *_: 98, prompt=(112, OPEN), thinking_token_budget=0, max_tokens=5)
     assert seq.tokens[2:] == [*b"ok", CLOSE, 98, 98]
+
+
+@given(
+    budget=st.integers(0, 12),
+    said=st.lists(st.sampled_from((OPEN, CLOSE, 97, 98)), min_size=1, max_size=60),
+    opened=st.booleans(),
+)
+def test_no_output_thinks_past_its_budget(budget: int, said: list[int], opened: bool) -> None:
+    """However often the model reopens its thinking, and whatever it closes itself."""
+    prompt = [112, OPEN] if opened else [112]
+
+    def model(role: Role, seen: Seq[int], lineage: int) -> int:
+        at = len(seen) - len(prompt)
+        return said[at] if at < len(said) else EOS
+
+    seq = budget_rig(model, prompt=prompt, thinking_token_budget=budget, max_tokens=60)
+    inside, counted, at = opened, 0, len(prompt)
+    while at < len(seq.tokens):  # told from the text alone: a forced closing is "ok" and the marker
+        token = seq.tokens[at]
+        forced = inside and seq.tokens[at : at + 3] == [*b"ok", CLOSE]
+        if forced:
+            assert counted == budget
+            inside, at = False, at + 3
+            continue
+        counted += inside and token not in (OPEN, CLOSE, *b"ok")
+        if token == OPEN and inside:
+            counted += 1  # a start marker inside a block is text of it
+        inside = token == OPEN or (inside and token != CLOSE)
+        assert counted <= budget
+        at += 1
+
+
+def test_a_closing_that_was_cut_short_comes_again() -> None:
+    """Another watch's edit lands in the phrase and drops its rest."""
+
+    def cuts(seq: Sequence, event: TokenEvent) -> Edit | None:
+        cut = event.origin == "forced" and event.position == 4
+        return Edit(append=(120,)) if cut else None
+
+    budget = ThinkingBudget(markers=THINK, token_bytes=token_bytes)
+    rig = Rig(
+        lambda role, seen, lineage: OPEN if len(seen) == 1 else 97,
+        controllers=(budget, Listener(answer=cuts)),
+        markers=THINK,
+    )
+    (seq,) = rig.add("p", max_tokens=12, thinking_token_budget=2)
+    rig.finish()
+    assert seq.tokens[1:] == [OPEN, 97, 97, *b"o", 120, 97, *b"ok", CLOSE, 97, 97, 97]
 
 
 def test_a_second_block_finds_the_budget_spent() -> None:

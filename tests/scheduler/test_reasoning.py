@@ -16,7 +16,7 @@ from engine.scheduler.reasoning import (
 )
 from engine.scheduler.thoughts import Thoughts
 from engine.scheduler.track import lineage_of
-from tests.scheduler.fakes import CLOSE, OPEN, ids, token_bytes
+from tests.scheduler.fakes import CLOSE, EOS, OPEN, ids, token_bytes
 
 ONE = Markers(start=(OPEN,), end=(CLOSE,), closing=(*b"so", CLOSE))
 TWO = Markers(start=(1, 2), end=(3, 4), closing=(9, 3, 4))
@@ -71,6 +71,21 @@ def test_template_opened_the_block(prompt: list[int], inside: bool) -> None:
     tracker = feed(ThinkingTracker(ONE, prompt), 97)
     assert tracker.thinking == inside
     assert tracker.thinking_tokens == int(inside)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "inside"),
+    [
+        ([OPEN, 7, EOS], False),  # cut in an earlier turn
+        ([7, OPEN, 7, EOS, 7, 7], False),  # quoted by the user
+        ([OPEN, 7, EOS, OPEN, 7], True),
+        ([OPEN, 7, EOS, OPEN, 7, CLOSE, 8], False),
+        ([CLOSE, EOS, OPEN], True),
+    ],
+)
+def test_only_the_last_turn_opens_a_block(prompt: list[int], inside: bool) -> None:
+    markers = Markers(start=(OPEN,), end=(CLOSE,), turns=frozenset((EOS,)))
+    assert starts_inside(markers, prompt) == inside
 
 
 def test_opened_by_configuration() -> None:

@@ -3,7 +3,7 @@
 When `SamplingParams.thinking_token_budget` tokens of chain have been generated and it is still
 open, the closing phrase is forced, and the model goes on with its answer. The phrase isn't counted
 (see reasoning.py), so a chain never passes its budget. A model that closes in time is left alone.
-Each block is closed at most once; a later block finds the budget spent.
+All blocks of an output share the budget: one that is opened when it is spent is closed at once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class BudgetWatch(Watch):
 
     def __init__(self, controller: ThinkingBudget) -> None:
         self._controller = controller
-        self._closing_at: int | None = None  # where the open block's closing phrase begins
+        self._forced_to = 0  # where the closing phrase under way ends
 
     def begin(self, seq: Sequence) -> Edit | None:
         if seq.params.thinking_token_budget is None:
@@ -48,25 +48,23 @@ class BudgetWatch(Watch):
         return self._close(seq)
 
     def on_token(self, seq: Sequence, event: TokenEvent) -> Edit | None:
+        """A sampled token while it is still open: the phrase was cut short, so it comes again."""
         if seq.params.thinking_token_budget is None:
             return None
         self._chain.feed(event.token)
-        if not self._chain.thinking:
-            self._closing_at = None
+        if event.origin == "forced" and event.position < self._forced_to:
+            return None
         return self._close(seq)
 
     def _close(self, seq: Sequence) -> Edit | None:
-        budget = seq.params.thinking_token_budget
-        if budget is None or not self._chain.thinking or self._closing_at is not None:
+        budget, closing = seq.params.thinking_token_budget, self._controller.markers.closing
+        if budget is None or not self._chain.thinking or self._chain.thinking_tokens < budget:
             return None
-        if self._chain.thinking_tokens < budget:
-            return None
-        self._closing_at = len(seq.tokens)
-        return Edit(append=self._controller.markers.closing)
+        self._forced_to = len(seq.tokens) + len(closing)
+        return Edit(append=closing)
 
     def rewound(self, seq: Sequence, pos: int) -> None:
         if seq.params.thinking_token_budget is None:
             return
         self._chain.rewind(pos)
-        if self._closing_at is not None and pos < self._closing_at:
-            self._closing_at = None
+        self._forced_to = min(self._forced_to, pos)
