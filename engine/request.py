@@ -7,7 +7,7 @@ prefix of it (`computed[role] <= len(tokens)`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Set, Sized
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
@@ -185,11 +185,7 @@ def _check_params(p: SamplingParams) -> None:
     _check_stop(p.stop)
     _check_ids("stop_token_ids", p.stop_token_ids)
     if p.allowed_token_ids is not None:
-        _check_ids("allowed_token_ids", p.allowed_token_ids)
-        if not p.allowed_token_ids:
-            raise ValueError(
-                "allowed_token_ids is empty: nothing could be sampled; leave it None instead"
-            )
+        _check_allowed(p.allowed_token_ids)
     if p.logit_bias is not None:
         _check_bias(p.logit_bias)
 
@@ -207,6 +203,14 @@ def _check_stop(stop: object) -> None:
 def _check_ids(name: str, ids: object) -> None:
     if not isinstance(ids, tuple | list | range | Set) or not all(map(_is_integer, ids)):
         raise ValueError(f"{name} must be a list of token ids, not {ids!r}")
+
+
+def _check_allowed(ids: Sized) -> None:
+    _check_ids("allowed_token_ids", ids)
+    if not ids:
+        raise ValueError(
+            "allowed_token_ids is empty: nothing could be sampled; leave it None instead"
+        )
 
 
 def _check_bias(biases: object) -> None:
