@@ -93,10 +93,12 @@ def test_a_pipe_gets_the_text_and_a_newline(taut: Run, says: Callable[[str], Non
 
 def test_thinking_stays_out_of_a_pipe(taut: Run, says: Callable[[str], None]) -> None:
     says("a plan</think>42")
-    done = taut("generate", "Hi<think>\n")
+    done = taut("generate", "--no-chat", "Hi<think>\n")
     assert done.out == "42\n"
     assert "a plan" in done.err
-    done = taut("generate", "--thinking-budget", "3", "--max-tokens", "200", "Hi<think>\n")
+    done = taut(
+        "generate", "--no-chat", "--thinking-budget", "3", "--max-tokens", "200", "Hi<think>\n"
+    )
     assert done.err.startswith("a p\n\nThat is enough thinking")
 
 
@@ -105,7 +107,7 @@ def test_a_terminal_shows_thinking_dim(
 ) -> None:
     says("plan</think>42 [b]")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    done = taut("generate", "Hi<think>\n")
+    done = taut("generate", "--no-chat", "Hi<think>\n")
     assert "\x1b[2mp\x1b[0m" in done.out
     assert done.out.endswith("42 [b]\n")
     assert done.err == ""
