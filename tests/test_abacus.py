@@ -26,14 +26,14 @@ def test_demo_answers_every_packaged_question() -> None:
 
 
 def test_generate_thinks_and_answers_by_default() -> None:
-    done = taut("generate", "a=3 b=5; loop 2: a+b>a; a?")
+    done = taut("generate", "a=3 b=5; loop 2: a:a+b; a?")
     assert done.stdout.strip() == "3"
     assert "a=8+b=5>a=3" in done.stderr
 
 
 @pytest.mark.parametrize("name", abacus.NAMES)
 def test_its_chain_is_thinking(name: str) -> None:
-    question = "a=3 b=5; loop 2: a+b>a; a?"
+    question = "a=3 b=5; loop 2: a:a+b; a?"
     with Engine(name) as engine:
         (output,) = engine.generate([[{"role": "user", "content": question}]])
     assert output.finish_reason == "stop"

@@ -194,11 +194,11 @@ def test_chat_remembers_and_forgets(taut: Run, monkeypatch: pytest.MonkeyPatch) 
 
 def test_demo_says_what_is_right(taut: Run, says: Callable[[str], None]) -> None:
     says(" 8\n")
-    asked = ("--question", "a=3 b=5; loop 1: a+b>a; a?", "--question", "k=4 k+3>d; d k?")
+    asked = ("--question", "a=3 b=5; loop 1: a:a+b; a?", "--question", "k=4 d:k+3; d k?")
     done = taut("demo", *asked)
     assert (done.code, done.out) == (0, " 8\n\n" * 2)
     lines = done.err.splitlines()
-    assert lines[0] == "> a=3 b=5; loop 1: a+b>a; a?"
+    assert lines[0] == "> a=3 b=5; loop 1: a:a+b; a?"
     assert lines[1].startswith("right: 4 tokens in ")
     assert lines[4].startswith("wrong, it is 7 4: 4 tokens in ")
     done = taut("demo", "--question", "How are you?")

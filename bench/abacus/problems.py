@@ -4,12 +4,11 @@ All arithmetic is of single digits, so a step of a chain is easy and the chain i
 step recalls what earlier ones found. A chain is its question's program with the values written in,
 `name=value` after every name: the last such value of a name counts.
 
-    loop    "a=3 b=5; loop 2: a+b>a b*3>b; b?"
-            "2: a=3+b=5>a=8 b=5*3>b=5", "1: a=8+b=5>a=3 b=5*3>b=5", "b=5"
-            what the statements give (modulo 10) goes to the name behind the arrow, n times over;
-            "b at 2?" asks for the value of an earlier round, whose thought is then told again
-    ledger  "k=4 k+3>d d-k>m; m k?"
-            "k=4", "k=4+3>d=7", "d=7-k=4>m=3", "m=3 k=4"
+    loop    "a=3 b=5; loop 2: a:a+b b:b*3; b?"
+            "2: a:a=3+b=5>a=8 b:b=5*3>b=5", "1: a:a=8+b=5>a=3 b:b=5*3>b=5", "b=5"
+            the statements, each the name that it sets and what to, modulo 10, run n times over
+    ledger  "k=4 d:k+3 m:d-k; m k?"
+            "k=4", "d:k=4+3>d=7", "m:d=7-k=4>m=3", "m=3 k=4"
             each name once, from names before it; asked about out of order
     sum     "sum a:4+7 b:8+6; b a?"
             "a:4+7+0>1 a=1", "b:8+6+1>1 b=5", "b=5 a=1"
@@ -21,6 +20,7 @@ rounds, and `FAR`, the share of a ledger's references to any name rather than a 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
@@ -30,6 +30,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 FAR = 0.5
 TRIES = 1000  # before a length is given up
 BLANK = "\n\n"
+_NAMED = re.compile("[a-z][=:]")
 
 
 class Piece(NamedTuple):
@@ -107,8 +108,8 @@ def sample(rng: Random, kind: str | None, least: int, most: int, habits: Habits 
 
 
 def tokens_of(text: str) -> int:
-    """Characters are tokens, and so are a blank line and a name with its equals sign."""
-    return len(text) - text.count(BLANK) - text.count("=")
+    """Characters are tokens, and so are a blank line and a name with its equals sign or colon."""
+    return len(text) - text.count(BLANK) - len(_NAMED.findall(text))
 
 
 def _finish(rng: Random, kind: str, draft: Draft, habits: Habits) -> Problem:
@@ -135,7 +136,7 @@ def _finish(rng: Random, kind: str, draft: Draft, habits: Habits) -> Problem:
 
 
 class Statement(NamedTuple):
-    """`x sign y > name`; y is a name or a digit."""
+    """`name:x sign y`; y is a name or a digit."""
 
     x: str
     sign: str
@@ -143,13 +144,13 @@ class Statement(NamedTuple):
     name: str
 
     def __str__(self) -> str:
-        return f"{self.x}{self.sign}{self.y}>{self.name}"
+        return f"{self.name}:{self.x}{self.sign}{self.y}"
 
     def run(self, values: dict[str, int]) -> Line:
         x, y = values[self.x], values[self.y] if self.y in values else int(self.y)
         values[self.name] = {"+": x + y, "-": x - y, "*": x * y}[self.sign] % 10
         y_text = f"{self.y}={y}" if self.y in LETTERS else self.y
-        work = f"{self.x}={x}{self.sign}{y_text}>{self.name}="
+        work = f"{self.name}:{self.x}={x}{self.sign}{y_text}>{self.name}="
         return Line(self.name, work, str(values[self.name]))
 
 
@@ -165,8 +166,8 @@ def _statement(rng: Random, names: list[str], target: str) -> Statement:
 
 
 def _loop(rng: Random, tokens: int) -> Draft:
-    size = rng.choice([size for size in (1, 2, 3, 4) if size == 1 or size * 20 <= tokens])
-    rounds = max(2, min(99, round(tokens / (size * 8.7 + 3))))
+    size = rng.choice([size for size in (1, 2, 3, 4) if size == 1 or size * 22 <= tokens])
+    rounds = max(2, min(99, round(tokens / (size * 9.7 + 3))))
     names = rng.sample(LETTERS, rng.randint(max(2, size), 5))
     values = {name: rng.randint(0, 9) for name in names}
     given = " ".join(f"{name}={value}" for name, value in values.items())
@@ -176,24 +177,10 @@ def _loop(rng: Random, tokens: int) -> Draft:
         return _loop(rng, tokens)
     asked = rng.randrange(size)
     name = body[asked].name
-    question = f"{given}; loop {rounds}: {' '.join(map(str, body))}; {name}"
-    labels = [f"{left}: " for left in range(rounds, 0, -1)]
-    if rng.random() < 0.5:
-        back = rng.randint(2, rounds)
-        told = lines[rounds - back][: asked + 1]
-        return Draft(
-            question=f"{question} at {back}?",
-            labels=labels,
-            lines=lines,
-            asked=[name],
-            loose=set(),
-            last=lambda found: f"{back}: {' '.join(map(str, told))}",
-            answer=lambda found: told[-1].result,
-        )
     later = {n for statement in body[asked + 1 :] for n in (statement.x, statement.y)}
     return Draft(
-        question=f"{question}?",
-        labels=labels,
+        question=f"{given}; loop {rounds}: {' '.join(map(str, body))}; {name}?",
+        labels=[f"{left}: " for left in range(rounds, 0, -1)],
         lines=lines,
         asked=[name],
         loose={name} - later,
@@ -204,7 +191,7 @@ def _loop(rng: Random, tokens: int) -> Draft:
 
 def _ledger(rng: Random, tokens: int) -> Draft:
     given = rng.randint(1, 3)
-    count = max(given + 1, min(26, round((tokens - 8) / 8.7 + given * 0.6)))
+    count = max(given + 1, min(26, round((tokens - 8) / 9.7 + given * 0.6)))
     names = rng.sample(LETTERS, count)
     values: dict[str, int] = {}
     entries, lines, used = [], [], set()
@@ -232,7 +219,7 @@ def _ledger(rng: Random, tokens: int) -> Draft:
 
 
 def _sum(rng: Random, tokens: int) -> Draft:
-    count = max(2, min(26, round((tokens - 8) / 13)))
+    count = max(2, min(26, round((tokens - 8) / 12)))
     names = rng.sample(LETTERS, count)
     columns, lines, carry = [], [], 0
     for name in names:

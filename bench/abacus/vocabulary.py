@@ -31,10 +31,10 @@ TEMPLATE = (
 
 
 def build() -> Tokenizer:
-    """Byte-level BPE with few merges: a blank line, and every name with its equals sign, so that a
-    value follows the one token that it is recalled by."""
+    """Byte-level BPE with few merges: a blank line, and every name with its equals sign and with
+    its colon, so that values and statements each follow the one token that recalls them."""
     newline = "\u010a"  # in the alphabet of bytes
-    merges = [(newline, newline), *((name, "=") for name in LETTERS)]
+    merges = [(newline, newline), *((name, sign) for sign in "=:" for name in LETTERS)]
     tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in merges)]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))

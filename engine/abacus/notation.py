@@ -1,10 +1,9 @@
 """What the abacus's questions mean: their answers, worked out from the text alone.
 
-All is of single digits, modulo 10; "a+b>c" gives a + b to c.
+All is of single digits, modulo 10; "c:a+b" sets c to a + b.
 
-    loop    "a=3 b=5; loop 2: a+b>a b*3>b; b?"  the statements run that often; "b at 2?" is b at the
-                                                end of the round that is 2nd from the last
-    ledger  "k=4 k+3>d d-k>m; m k?"             the values of the names, in the order asked
+    loop    "a=3 b=5; loop 2: a:a+b b:b*3; b?"  the statements run that often
+    ledger  "k=4 d:k+3 m:d-k; m k?"             the values of the names, in the order asked
     sum     "sum a:4+7 b:8+6; b a?"             by columns, the lowest first: digits of the sum
 """
 
@@ -12,16 +11,15 @@ from __future__ import annotations
 
 import re
 
-FORMS = "'a=3 b=5; loop 2: a+b>a b*3>b; b?', 'k=4 k+3>d; d k?' or 'sum a:4+7 b:8+6; b a?'"
+FORMS = "'a=3 b=5; loop 2: a:a+b b:b*3; b?', 'k=4 d:k+3; d k?' or 'sum a:4+7 b:8+6; b a?'"
 
 _LOOP = re.compile(
-    r"(?P<given>[^;:]+); loop (?P<rounds>[1-9]\d?): (?P<body>[^;:]+); "
-    r"(?P<asked>[a-z])(?: at (?P<at>[1-9]\d?))?\?"
+    r"(?P<given>[^;:]+); loop (?P<rounds>[1-9]\d?): (?P<body>[^;]+); (?P<asked>[a-z])\?"
 )
 _SUM = re.compile(r"sum (?P<columns>[a-z]:\d\+\d(?: [a-z]:\d\+\d)*); (?P<asked>[a-z](?: [a-z])*)\?")
-_LEDGER = re.compile(r"(?P<entries>[^;:]+); (?P<asked>[a-z](?: [a-z])*)\?")
+_LEDGER = re.compile(r"(?P<entries>[^;]+); (?P<asked>[a-z](?: [a-z])*)\?")
 _GIVEN = re.compile(r"(?P<name>[a-z])=(?P<x>\d)")
-_STATEMENT = re.compile(r"(?P<x>[a-z0-9])(?P<sign>[-+*])(?P<y>[a-z0-9])>(?P<name>[a-z])")
+_STATEMENT = re.compile(r"(?P<name>[a-z]):(?P<x>[a-z0-9])(?P<sign>[-+*])(?P<y>[a-z0-9])")
 
 Values = dict[str, int]
 
@@ -38,11 +36,8 @@ def answer_of(question: str) -> str:
 
 
 def _loop(loop: re.Match[str]) -> str:
-    rounds, at = int(loop["rounds"]), int(loop["at"] or 1)
-    if at > rounds:
-        raise ValueError(f"the loop has {rounds} rounds: {loop['asked']} at {at} isn't one of them")
     values = _run(loop["given"], {})
-    for _ in range(rounds - at + 1):
+    for _ in range(int(loop["rounds"])):
         _run(loop["body"], values)
     return _told(loop["asked"], values)
 
@@ -56,7 +51,7 @@ def _run(text: str, values: Values) -> Values:
             x, y = (_value(statement[side], values) for side in ("x", "y"))
             values[statement["name"]] = _compute(x, statement["sign"], y)
         else:
-            raise ValueError(f"{part!r} is no statement of single digits, such as a=3 or a+b>c")
+            raise ValueError(f"{part!r} is no statement of single digits, such as a=3 or c:a+b")
     return values
 
 

@@ -81,7 +81,7 @@ def test_transformers_computes_the_same(network: Network, folder: Path, tokens: 
         theirs = peer(torch.tensor([tokens])).logits[0]
     torch.testing.assert_close(theirs, own_logits(network, tokens), rtol=1e-4, atol=1e-4)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    asked = [{"role": "user", "content": "a=1; loop 2: a+3>a; a?"}]
+    asked = [{"role": "user", "content": "a=1; loop 2: a:a+3; a?"}]
     text = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
     ours = tokenizer_from_folder(folder)
     assert text == ours.apply_chat_template(asked)

@@ -29,11 +29,9 @@ def test_lengths_that_a_kind_has_not_are_refused() -> None:
 @pytest.mark.parametrize(
     ("question", "answer"),
     [
-        ("a=3 b=5; loop 2: a+b>a b*3>b; b?", "5"),
-        ("a=0; loop 3: a-1>a; a?", "7"),
-        ("a=0; loop 3: a-1>a; a at 3?", "9"),
-        ("a=0; loop 3: a-1>a; a at 1?", "7"),
-        ("k=4 k+3>d d-k>m; m d k?", "3 7 4"),
+        ("a=3 b=5; loop 2: a:a+b b:b*3; b?", "5"),
+        ("a=0; loop 3: a:a-1; a?", "7"),
+        ("k=4 d:k+3 m:d-k; m d k?", "3 7 4"),
         ("sum a:4+7 b:8+6; b a?", "5 1"),
     ],
 )
@@ -45,8 +43,7 @@ def test_worked_examples(question: str, answer: str) -> None:
     ("question", "words"),
     [
         ("What is 2 + 2?", "isn't a question that the abacus knows"),
-        ("a=3; loop 2: b+1>a; a?", "b is used before it has a value"),
-        ("a=3; loop 2: a+1>a; a at 3?", "the loop has 2 rounds: a at 3"),
+        ("a=3; loop 2: a:b+1; a?", "b is used before it has a value"),
         ("a=12; a?", "'a=12' is no statement of single digits"),
         ("sum a:4+7; b?", "b is used before"),
     ],
