@@ -323,7 +323,7 @@ def inspect_kv(
     kv_budget: KVBudget = None,
     kv_window: KVWindow = 128,
 ) -> None:
-    """Write a picture of which tokens each layer and head kept in its KV cache."""
+    """Write a page of what each layer and head kept of a run."""
     from engine.inspect_kv.page import check_paths, write
     from engine.inspect_kv.trace import record
     from engine.request import SamplingParams
