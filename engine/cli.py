@@ -1,4 +1,4 @@
-"""The command `taut`: generate, chat, demo, serve, quantize, calibrate, info."""
+"""The command `taut`: generate, chat, demo, serve, quantize, calibrate, info, inspect-kv."""
 
 from __future__ import annotations
 
@@ -299,6 +299,46 @@ def info(
             generation_defaults,
         )
     )
+
+
+@app.command("inspect-kv")
+def inspect_kv(
+    prompt: Annotated[str, typer.Argument(help="A text; - reads stdin.")],
+    out: Annotated[Path | None, typer.Option(help="The HTML file to write.")] = None,
+    json: Annotated[Path | None, typer.Option(help="The same as JSON.")] = None,
+    model: Model = DEFAULT_MODEL,
+    chat: Annotated[
+        bool | None,
+        typer.Option(
+            "--chat/--no-chat", help="Ask through the chat template; left out: if there is one."
+        ),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 512,
+    temperature: Temperature = None,
+    seed: Seed = None,
+    dtype: Dtype = "auto",
+    weights: Weights = "float",
+    kv_policy: KVPolicy = None,
+    kv_allocation: KVAllocation = None,
+    kv_budget: KVBudget = None,
+    kv_window: KVWindow = 128,
+) -> None:
+    """Write a page of what each layer and head kept of a run."""
+    from engine.inspect_kv.page import check_paths, write
+    from engine.inspect_kv.trace import record
+    from engine.request import SamplingParams
+
+    check_paths(out, json)
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    (text,) = _texts([prompt])
+    with _engine(
+        model, dtype, weights, kv_policy, kv_allocation, kv_budget, kv_window, None, True
+    ) as engine:
+        if chat is None:
+            chat = engine.tokenizer.chat_template is not None
+        trace = record(engine, [{"role": "user", "content": text}] if chat else text, params)
+    _fail_with_errors([trace.output])
+    write(trace, out, json)
 
 
 def _texts(prompts: list[str]) -> list[str]:

@@ -68,12 +68,13 @@ class Engine:
         self.markers = build.markers_for(main.spec.reasoning, self.tokenizer)
         self.max_model_len = build.context_length(config, self.models)
         self._executors = build.build_executors(config, self.models, self.max_model_len)
-        self._caches = {role: executor.cache for role, executor in self._executors.items()}
-        self._meters = {role: MemoryMeter() for role in self._caches}
+        # to look at; what changes them is the scheduler's
+        self.caches = {role: executor.cache for role, executor in self._executors.items()}
+        self._meters = {role: MemoryMeter() for role in self.caches}
         self.grammars = build.grammar_compiler(self.models)
         language = Language(self.markers, self.tokenizer.token_bytes)
         self._scheduler = Scheduler(
-            self._caches,
+            self.caches,
             stop=StopRules(
                 eos_ids=main.checkpoint.generation.eos_ids,
                 max_model_len=self.max_model_len,
@@ -121,7 +122,7 @@ class Engine:
     def _step(self) -> list[Delta]:
         start = time.perf_counter()
         batches = self._scheduler.schedule()
-        held = {role: cache.stats() for role, cache in self._caches.items()}
+        held = {role: cache.stats() for role, cache in self.caches.items()}
         for planned in batches:
             executor = self._executors[planned.role]
             batch = self._scheduler.live(planned)
@@ -205,7 +206,7 @@ class Engine:
     def stats(self) -> EngineStats:
         return EngineStats(
             self._scheduler.stats(),
-            {role: cache.stats() for role, cache in self._caches.items()},
+            {role: cache.stats() for role, cache in self.caches.items()},
             {role: meter.total for role, meter in self._meters.items()},
         )
 
@@ -217,15 +218,15 @@ class Engine:
     def check(self) -> None:
         """Every invariant of scheduler and caches; for tests and idle moments."""
         self._scheduler.check()
-        for cache in self._caches.values():
+        for cache in self.caches.values():
             cache.check()
 
     def close(self) -> None:
         """Abort what runs and give the memory back; nothing can be asked of it any more."""
         for id in list(self._requests):
             self.abort(id)
-        # cleared, not replaced: the scheduler shares _caches
-        for held in (self._executors, self._caches, self._meters, self.models):
+        # cleared, not replaced: the scheduler shares caches
+        for held in (self._executors, self.caches, self._meters, self.models):
             held.clear()
 
     def __enter__(self) -> Self:

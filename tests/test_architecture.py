@@ -11,7 +11,7 @@ ENGINE = Path(__file__).parent.parent / "engine"
 
 # A module imports only from its own package and from rows below its own.
 ROWS = (
-    ("cli", "demo", "terminal"),
+    ("cli", "demo", "inspect_kv", "terminal"),
     ("server",),
     ("service",),
     ("engine", "build", "calibrate", "assembler", "progress", "prompt", "choices"),
