@@ -1,7 +1,7 @@
 """Many clients at once, of whom some leave and some send rubbish, on a cache that is too small.
 
-Every answer that isn't cut short must be the one that the same request got when it was alone; at the
-end nothing may be left of any. `python -m tests.server.soak` is the long form.
+Every answer that isn't cut short must be the one that the same request got when it was alone; at
+the end nothing may be left of any. `python -m tests.server.soak` is the long form.
 """
 
 from __future__ import annotations
