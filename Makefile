@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3
 PY := $(VENV)/bin/python
 
-.PHONY: demo setup fmt lint type test bench abacus abacus-package native peers size ci
+.PHONY: demo setup fmt lint type test soak bench abacus abacus-package native peers size ci
 
 $(VENV)/.run: pyproject.toml
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -32,6 +32,10 @@ type: setup
 
 test: setup
 	$(PY) -m pytest
+
+soak: setup  ## minutes of clients that leave, rubbish and a cache that is too small
+	$(PY) -m tests.server.soak --requests 2000
+	TAUT_FUZZ_EXAMPLES=100 $(PY) -m pytest tests/server/test_fuzz.py
 
 bench: setup  ## a smoke run; figures for bench/LOG.md come from the commands written there
 	$(PY) -m bench.throughput --model smollm2 --num-prompts 4 --input-len 16 --output-len 16

@@ -102,14 +102,14 @@ def race(args: argparse.Namespace) -> Record:
     _check(args)
     racing = [*configurations(args.taut or _usual_taut(), only=taut.NAME)]
     racing += configurations(args.peers)
-    ids = _text_ids(Files(args.model), args.text)
+    ids = text_ids(Files(args.model), args.text)
     record = Record(args.json, settings_of(args, racing, ids))
     for regime in again:
         record.forget(regime)
     left = [regime for regime in regimes if record.done(regime) < args.repeat]
     if left:
         models = prepare(args.model, racing)
-        before = partial(_be_quiet, args)
+        before = partial(be_quiet, args)
         before()
         rules = Rules(
             rounds=args.repeat, spare_bytes=int(args.spare_gib * 2**30), before_round=before
@@ -179,7 +179,7 @@ def _usual_taut() -> str:
     return ",".join(each.name for each in taut.PEER.chosen(None))
 
 
-def _text_ids(files: Files, text: Path) -> list[int]:
+def text_ids(files: Files, text: Path) -> list[int]:
     metadata = open_checkpoint(files.path("file")).metadata
     if metadata is None:
         raise ValueError(f"{files.name} is no GGUF file, whose tokenizer the prompts need")
@@ -223,7 +223,7 @@ def _open(
     return ENGINES[configuration.peer].runner(configuration, job)
 
 
-def _be_quiet(args: argparse.Namespace) -> None:
+def be_quiet(args: argparse.Namespace) -> None:
     if args.allow_busy:
         return
     used = busy.wait_until_quiet(args.wait_quiet)

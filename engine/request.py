@@ -281,7 +281,7 @@ class Matcher(Protocol):
         """Another one at the same place."""
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Sequence:
     """One trajectory: a choice of a request, or a branch of one. Identity is the object's.
 

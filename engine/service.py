@@ -72,6 +72,30 @@ class Stream:
         self._over = item.output is not None
         return item
 
+    async def take(self) -> list[Delta]:
+        """All that have come, waiting for one; none at the end. For readers to whom a turn of
+        their own costs more than a delta. One that is cancelled here cancels the request."""
+        if self._over:
+            return []
+        try:
+            items = [await self._queue.get()]
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        while not self._queue.empty():
+            items.append(self._queue.get_nowait())
+        if self._over:  # cancelled by someone else meanwhile
+            return []
+        deltas = [item for item in items if isinstance(item, Delta)]
+        last = items[-1]
+        if isinstance(last, EngineDead):
+            if not deltas:
+                self._over = True
+                raise last
+            self._queue.put_nowait(last)
+        self._over = bool(deltas) and deltas[-1].output is not None
+        return deltas
+
     async def output(self) -> Output:
         """Read to the end."""
         async for delta in self:

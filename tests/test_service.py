@@ -347,3 +347,54 @@ def test_prepare_beside_the_engine_s_thread(config: EngineConfig) -> None:
         for thread in threads:
             thread.join()
         assert not errors
+
+
+def _delta(text: str, output: Any = None) -> Delta:
+    return Delta(id="a", index=0, text=text, output=output)
+
+
+def _stream(*items: Any) -> tuple[Stream, list[str]]:
+    cancelled: list[str] = []
+    stream = Stream("a", 1, cancelled.append)
+    for item in items:
+        stream._queue.put_nowait(item)
+    return stream, cancelled
+
+
+def test_take_gives_all_that_have_come() -> None:
+    async def run() -> None:
+        stream, _ = _stream(_delta("a"), _delta("b"))
+        assert [each.text for each in await stream.take()] == ["a", "b"]
+        stream._queue.put_nowait(_delta("c", output=object()))
+        assert [each.text for each in await stream.take()] == ["c"]
+        assert await stream.take() == []
+
+    asyncio.run(run())
+
+
+def test_take_says_what_came_before_the_end() -> None:
+    async def run() -> None:
+        stream, _ = _stream(_delta("a"), EngineDead("gone"))
+        assert [each.text for each in await stream.take()] == ["a"]
+        with pytest.raises(EngineDead, match="gone"):
+            await stream.take()
+        assert await stream.take() == []
+
+    asyncio.run(run())
+
+
+def test_take_of_a_stream_that_is_cancelled() -> None:
+    async def run() -> None:
+        stream, cancelled = _stream(_delta("a"))
+        stream.cancel()
+        assert await stream.take() == []
+        assert cancelled == ["a"]
+        stream, cancelled = _stream()
+        reader = asyncio.create_task(stream.take())
+        await asyncio.sleep(0)
+        reader.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reader
+        assert cancelled == ["a"]
+
+    asyncio.run(run())

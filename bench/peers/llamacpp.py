@@ -53,6 +53,12 @@ def _flags(job: Job) -> list[str]:
     return [*flags, "--flash-attn", "on", "--batch-size", "2048", "--ubatch-size", "512"]
 
 
+def server_flags(job: Job) -> list[str]:
+    """A slot a stream, and no prompt remembered."""
+    flags = [*_flags(job), "--parallel", str(job.streams), "--no-cache-prompt", "--cache-ram", "0"]
+    return [*flags, "--no-ui", "--offline", "--no-warmup"]
+
+
 def _said(flags: list[str], tool: str) -> dict[str, Any]:
     """For the record: the flags without the model's path."""
     return {"versions": {"llama-cpp-python": _version()}, "flags": [tool, *flags[2:]]}
@@ -74,11 +80,9 @@ class ServerRunner(GroupRunner):
         self._port = 0
 
     def start(self) -> None:
-        flags = _flags(self._job)
-        flags += ["--parallel", str(self._job.streams), "--no-cache-prompt", "--cache-ram", "0"]
-        flags += ["--no-ui", "--offline", "--no-warmup"]
+        flags = server_flags(self._job)
         self.about = _said(flags, "llama-server")
-        self._port = _free_port()
+        self._port = free_port()
         command = [str(SERVER), *flags, "--host", "127.0.0.1", "--port", str(self._port)]
         env = environment_for(self._job.threads)
         self._group = Group(command, log=self._job.log, env=env)
@@ -149,7 +153,7 @@ def _body(prompt: Any, output_tokens: int) -> dict[str, Any]:
     }
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -30,7 +30,7 @@ def _preloaded() -> list[str]:
     return [str(path) for path in found]
 
 
-def _environment(job: Job) -> dict[str, str]:
+def environment(job: Job) -> dict[str, str]:
     usable = sorted(os.sched_getaffinity(0))[: job.threads]
     small = job.streams * job.context_tokens <= _SMALL_TOKENS
     env = {
@@ -46,7 +46,7 @@ def _environment(job: Job) -> dict[str, str]:
 
 def _runner(configuration: Configuration, job: Job) -> WorkerRunner:
     command = module_command(PYTHON, "vllm")
-    return WorkerRunner(command, job, configuration.settings, _environment(job))
+    return WorkerRunner(command, job, configuration.settings, environment(job))
 
 
 PEER = Peer(

@@ -7,6 +7,8 @@ plans a step, lets every layer attend, and finishes it. Pages move only in here.
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
@@ -89,7 +91,8 @@ class PagedCache:
         self._ledger = Ledger(shape, spec, self._budgets, self._pool, self._tables)
         self._free_slots = list(range(slots))[::-1]
         self._keys: list[list[bytes]] = [[] for _ in range(slots)]  # of the prompts' full pages
-        self._asked: tuple[Sequence | None, list[bytes]] = (None, [])  # the last to ask: its keys
+        # the last to ask, if it is still there, and its keys
+        self._asked: tuple[Callable[[], Sequence | None], list[bytes]] = (lambda: None, [])
         self._evicted = 0
         self._ring: QueryRing | None = None
         self._compactor: Compactor | None = None
@@ -158,8 +161,8 @@ class PagedCache:
 
     def _keys_of(self, seq: Sequence) -> list[bytes]:
         """Of the prompt's full pages; whoever waits first in line is asked for at every step."""
-        if self._asked[0] is not seq:
-            self._asked = seq, chain_keys(seq.tokens[: seq.prompt_len])
+        if self._asked[0]() is not seq:
+            self._asked = weakref.ref(seq), chain_keys(seq.tokens[: seq.prompt_len])
         return self._asked[1]
 
     def _adopt_prefix(self, slot: int, count: int, pages: Ints) -> None:

@@ -73,7 +73,7 @@ class Scheduler:
         self._line = Line(self._slots, max_num_seqs)
         self._max_batched_tokens = max_batched_tokens
         self._requests: dict[str, list[Track]] = {}
-        self._flying: dict[Sequence, Track] = {}  # of the rows that schedule() gave out last
+        self._flying: dict[Sequence, Track] = {}  # of this step's rows
         self._fresh: dict[Track, None] = {}  # choices that drain has to look at
         self._ran = dict.fromkeys(capacity, 0)
         self._arrivals = 0
@@ -124,7 +124,6 @@ class Scheduler:
     def schedule(self) -> list[Batch]:
         """One batch for each role with work; empty only if nothing can run at all."""
         line, preempted = self._line, self._line.preemptions
-        self._flying.clear()
         while True:
             before = (line.preemptions, self._ends)
             self._place()
@@ -301,7 +300,9 @@ class Scheduler:
     # text out
 
     def drain(self) -> list[Settled]:
-        """Newly settled tokens since the last call, in arrival order."""
+        """Newly settled tokens since the last call, in arrival order. It ends a step: whoever has
+        ended is forgotten."""
+        self._flying.clear()
         found = []
         for track in sorted(self._fresh, key=lambda t: (t.seq.arrival, t.seq.index)):
             end = self._settled(track)

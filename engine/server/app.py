@@ -36,7 +36,7 @@ from engine.server.schema import (
     TokenizeRequest,
 )
 from engine.server.settings import Settings
-from engine.server.sse import PING, EventStream, Write, dumps, event
+from engine.server.sse import EventStream, Write, dumps, event
 from engine.server.state import State, taut_version
 from engine.service import AsyncEngine, Stream
 
@@ -138,7 +138,7 @@ async def _answer(
     reply = kind(asked, state.served, id, model)
     if asked.stream:
         work = partial(_stream, state, reply, streams, arrived)
-        return EventStream(work, streams)
+        return EventStream(work, streams, state.settings.ping_interval)
     try:
         outputs = await while_connected(
             request.receive, limited(collect(streams, state, arrived), state, arrived)
@@ -155,15 +155,17 @@ async def _stream(
     async def run() -> None:
         outputs = {}
         async with aclosing(merged(streams, state, arrived)) as pieces:
-            async for piece in pieces:
-                if piece is None:
-                    await write(PING)
-                    continue
-                data = b"".join(event(each) for each in reply.chunks(*piece))
-                if data:
-                    await write(data)
-                if piece.delta.output is not None:
-                    outputs[piece.prompt] = piece.delta.output
+            async for some in pieces:
+                said = bytearray()
+                try:
+                    for prompt, delta in some:
+                        for chunk in reply.chunks(prompt, delta):
+                            said += event(chunk)
+                        if delta.output is not None:
+                            outputs[prompt] = delta.output
+                finally:  # what came before a failure is said
+                    if said:
+                        await write(bytes(said))
         if reply.asked.usage:
             await write(event(reply.usage_chunk([outputs[n] for n in sorted(outputs)])))
 

@@ -89,64 +89,80 @@ def dead(state: State) -> ApiError:
     return ApiError(503, "the engine was closed")
 
 
-async def merged(
-    streams: Seq[Stream], state: State, arrived: float
-) -> AsyncGenerator[Piece | None]:
-    """All streams' deltas as they come; None for `ping_interval` seconds of silence.
+Taken = tuple[int, list[Delta]]
+"""Of the prompt of that number; no deltas: its stream has ended."""
+
+
+async def merged(streams: Seq[Stream], state: State, arrived: float) -> AsyncGenerator[list[Piece]]:
+    """All streams' deltas, as many at a time as have come.
 
     Leaving early cancels what still runs. ApiError: the engine ended.
     """
-    queue: asyncio.Queue[Piece | EngineDead | int] = asyncio.Queue()
-    silence = state.settings.ping_interval or None
-    pumps = [
-        asyncio.create_task(_pump(number, stream, queue)) for number, stream in enumerate(streams)
-    ]
     watches = [Stopwatch(state.metrics, arrived) for _ in streams]
     left = set(range(len(streams)))
+    taken = _one(streams[0]) if len(streams) == 1 else _several(streams)
     try:
-        while left:
-            try:
-                item = await asyncio.wait_for(queue.get(), silence)
-            except TimeoutError:
-                yield None
-                continue
-            if isinstance(item, EngineDead):
-                raise dead(state) from item
-            if isinstance(item, int):  # cancelled elsewhere
-                left.discard(item)
-                continue
-            watches[item.prompt].see(item.delta)
-            if item.delta.output is not None:
-                left.discard(item.prompt)
-                state.metrics.finished(item.delta.output, marked=state.served.marked)
-            yield item
+        async with aclosing(taken):
+            async for number, deltas in taken:
+                for delta in deltas:
+                    watches[number].see(delta)
+                    if delta.output is not None:
+                        state.metrics.finished(delta.output, marked=state.served.marked)
+                if not deltas or deltas[-1].output is not None:
+                    left.discard(number)
+                if deltas:
+                    yield [Piece(number, delta) for delta in deltas]
+    except EngineDead as error:
+        raise dead(state) from error
     finally:
         if left:
             state.metrics.aborted()
         for stream in streams:
             stream.cancel()
-        for pump in pumps:
-            pump.cancel()
 
 
-async def _pump(
-    number: int, stream: Stream, queue: asyncio.Queue[Piece | EngineDead | int]
-) -> None:
+async def _one(stream: Stream) -> AsyncGenerator[Taken]:
+    """The usual case: no task and no queue between the engine's deltas and their reader."""
+    while True:
+        deltas = await stream.take()
+        yield 0, deltas
+        if not deltas:
+            return
+
+
+async def _several(streams: Seq[Stream]) -> AsyncGenerator[Taken]:
+    queue: asyncio.Queue[Taken | EngineDead] = asyncio.Queue()
+
+    async def pump(number: int, stream: Stream) -> None:
+        try:
+            while deltas := await stream.take():
+                queue.put_nowait((number, deltas))
+            queue.put_nowait((number, []))
+        except EngineDead as error:
+            queue.put_nowait(error)
+
+    pumps = [asyncio.create_task(pump(*each)) for each in enumerate(streams)]
+    running = len(streams)
     try:
-        async for delta in stream:
-            queue.put_nowait(Piece(number, delta))
-        queue.put_nowait(number)
-    except EngineDead as error:
-        queue.put_nowait(error)
+        while running:
+            item = await queue.get()
+            if isinstance(item, EngineDead):
+                raise item
+            running -= not item[1]
+            yield item
+    finally:
+        for each in pumps:
+            each.cancel()
 
 
 async def collect(streams: Seq[Stream], state: State, arrived: float) -> list[Output]:
     """Every prompt's output, in order."""
     done: dict[int, Output] = {}
     async with aclosing(merged(streams, state, arrived)) as pieces:
-        async for piece in pieces:
-            if piece is not None and piece.delta.output is not None:
-                done[piece.prompt] = piece.delta.output
+        async for some in pieces:
+            for piece in some:
+                if piece.delta.output is not None:
+                    done[piece.prompt] = piece.delta.output
     return [done[number] for number in range(len(streams))]
 
 

@@ -45,7 +45,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> dict[str, Peer]:
         monkeypatch.setattr(module, "ENGINES", found)
     monkeypatch.setattr(taut, "PEER", found["taut"])
     monkeypatch.setattr(race, "prepare", lambda model, racing: {"file": Path("model")})
-    monkeypatch.setattr(race, "_text_ids", lambda files, text: list(range(300)))
+    monkeypatch.setattr(race, "text_ids", lambda files, text: list(range(300)))
     monkeypatch.setattr(race, "environment", lambda: {"commit": "abc"})
     for name, regime in SHORT.items():
         monkeypatch.setitem(REGIMES, name, regime)
@@ -104,7 +104,7 @@ def test_goes_on_after_an_interruption(
         if (raised := next(calls, None)) is not None:
             raise raised
 
-    monkeypatch.setattr(race, "_be_quiet", quiet)
+    monkeypatch.setattr(race, "be_quiet", quiet)
     with pytest.raises(KeyboardInterrupt):
         race.race(asked(path))
     first = json.loads(path.read_text())["regimes"]["single"]
