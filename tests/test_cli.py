@@ -93,10 +93,12 @@ def test_a_pipe_gets_the_text_and_a_newline(taut: Run, says: Callable[[str], Non
 
 def test_thinking_stays_out_of_a_pipe(taut: Run, says: Callable[[str], None]) -> None:
     says("a plan</think>42")
-    done = taut("generate", "Hi<think>\n")
+    done = taut("generate", "--no-chat", "Hi<think>\n")
     assert done.out == "42\n"
     assert "a plan" in done.err
-    done = taut("generate", "--thinking-budget", "3", "--max-tokens", "200", "Hi<think>\n")
+    done = taut(
+        "generate", "--no-chat", "--thinking-budget", "3", "--max-tokens", "200", "Hi<think>\n"
+    )
     assert done.err.startswith("a p\n\nThat is enough thinking")
 
 
@@ -105,7 +107,7 @@ def test_a_terminal_shows_thinking_dim(
 ) -> None:
     says("plan</think>42 [b]")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    done = taut("generate", "Hi<think>\n")
+    done = taut("generate", "--no-chat", "Hi<think>\n")
     assert "\x1b[2mp\x1b[0m" in done.out
     assert done.out.endswith("42 [b]\n")
     assert done.err == ""
@@ -218,6 +220,9 @@ def test_info(taut: Run, folder: str) -> None:
     ):
         assert words in done.out
     assert "float: as stored; activations in float32" in done.out
+    done = taut("info", "--weights", "int8", "--activations", "int16", "--threads", "1")
+    assert "activations in float32, rounded to int16" in done.out
+    assert "needs weights int8 or nvfp4" in taut("info", "--activations", "int8").err
     done = taut("info", "--weights", "rtn4", "--dtype", "bfloat16")
     assert "rtn4: floats rounded to 4 bits; activations in bfloat16" in done.out
     done = taut("info", "--kv-policy", "snapkv", "--kv-budget", "64", "--no-generation-defaults")
@@ -329,7 +334,7 @@ def test_help_is_short(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
         assert exit.value.code == 0
         shown.append(capsys.readouterr().out)
     assert shown[0] == shown[1]
-    assert len(shown[0].splitlines()) < 15
+    assert len(shown[0].splitlines()) < 17
     assert "..." not in shown[0].split("Commands:")[1]
 
 
