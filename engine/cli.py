@@ -36,7 +36,8 @@ def with_options(command: Command) -> Command:
     signature = inspect.signature(command, eval_str=True)
     parameters, kinds = list[inspect.Parameter](), dict[str, type]()
     for parameter in signature.parameters.values():
-        if not is_dataclass(kind := parameter.annotation):
+        kind = parameter.annotation
+        if not (isinstance(kind, type) and is_dataclass(kind)):
             parameters.append(parameter)
             continue
         kinds[parameter.name] = kind
