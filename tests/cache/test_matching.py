@@ -20,7 +20,7 @@ from engine.cache.policies.am import AM
 from engine.cache.policies.tam import TAM, largest_remainder, merged, rank_within, thoughts_of
 from engine.cache.policy import KVSpec
 from engine.cache.view import Compaction, LayerView
-from tests.cache.test_policies import make_view
+from tests.cache.test_policies import view_for
 from tests.conftest import MakeEngine
 from tests.engines import greedy, prompts, run_all
 
@@ -54,7 +54,7 @@ def errors(view: LayerView, done: Compaction) -> tuple[Tensor, Tensor]:
 @each_policy
 @pytest.mark.parametrize("size", [17, 32, 64])
 def test_the_fit_is_nearer_to_the_full_attention(policy: MatchingPolicy, size: int) -> None:
-    view = make_view(policy, [[90, 75], [88, 80]])
+    view = view_for(policy, [[90, 75], [88, 80]])
     budget = torch.full((2, 2), size)
     done = policy.compact(view, policy.utility(view, size), budget)
     fitted, unbiased = errors(view, done)
@@ -66,7 +66,7 @@ def test_the_fit_is_nearer_to_the_full_attention(policy: MatchingPolicy, size: i
 @each_policy
 def test_what_was_fitted_can_be_fitted_again(policy: MatchingPolicy) -> None:
     """A cell's bias is part of its logits: as if it stood for that many cells."""
-    view = make_view(policy, [[60, 60]])
+    view = view_for(policy, [[60, 60]])
     assert view.bias is not None
     twice = view._replace(bias=torch.full_like(view.bias, 0.7))
     shifted = view._replace(bias=torch.zeros_like(view.bias))
@@ -82,7 +82,7 @@ def test_what_was_fitted_can_be_fitted_again(policy: MatchingPolicy) -> None:
 
 def test_pivots_and_tail_stay_as_they_are() -> None:
     policy = TAM(tail=6)
-    view = make_view(policy, [[90, 75]])
+    view = view_for(policy, [[90, 75]])
     assert view.queries is not None
     assert view.bias is not None
     q, k = view.queries.clone(), view.k.clone()
@@ -96,13 +96,14 @@ def test_pivots_and_tail_stay_as_they_are() -> None:
         same = [i for i, cell in enumerate(kept.tolist()) if cell == 30 or cell >= cells - 6]
         assert done.v is not None
         assert done.bias is not None
+        assert view.bias is not None
         torch.testing.assert_close(done.v[0, head, same], view.v[0, head, kept[same]])
         torch.testing.assert_close(done.bias[0, head, same], view.bias[0, head, kept[same]])
 
 
 def test_a_thought_that_few_look_at_keeps_its_share() -> None:
     """sqrt(weight x size): more than eviction by attention would leave it."""
-    view = make_view(TAM(), [[96, 96]], gaps=False)
+    view = view_for(TAM(), [[96, 96]], gaps=False)
     assert view.queries is not None
     ends = torch.tensor([[32, 64, 96]])
     q, k = view.queries.clone(), view.k.clone()
@@ -130,7 +131,7 @@ def test_short_thoughts_are_merged(ends: list[int], last: int, expected: list[in
 
 
 def test_cells_know_their_thought() -> None:
-    view = make_view(TAM(), [[50, 50]], gaps=False)
+    view = view_for(TAM(), [[50, 50]], gaps=False)
     view = view._replace(thoughts=torch.tensor([[12, 30, -1]]), end=50)
     expected = [sum(pos >= end for end in (12, 30)) for pos in view.pos[0, 0].tolist()]
     assert thoughts_of(view, 10)[0, 0].tolist() == expected
@@ -232,5 +233,4 @@ def test_on_every_layer_it_also_serves_the_queries_to_come(make_engine: MakeEngi
         rounds[key] = view, done
     assert sorted(fits) == [0, 1]
     for pairs in fits.values():
-        new, old = map(sum, zip(*pairs, strict=True))
-        assert new < 0.5 * old
+        assert sum(new for new, _ in pairs) < 0.5 * sum(old for _, old in pairs)

@@ -157,7 +157,7 @@ def test_a_cached_model_needs_no_network(hub: Hub, tmp_path: Path) -> None:
 
 def taut(home: Path, endpoint: str, **env: str) -> subprocess.CompletedProcess[str]:
     """`taut generate` with a hub id, in a process with this environment."""
-    command = [sys.executable, "-m", "engine.cli", "generate", "--model", "org/tiny"]
+    command = [sys.executable, "-m", "engine.cli", "generate", "--no-chat", "--model", "org/tiny"]
     return subprocess.run(
         [*command, "--temperature", "0", "--max-tokens", "6", "The quick"],
         env={**os.environ, "HF_HOME": str(home), "HF_ENDPOINT": endpoint, **env},
