@@ -62,7 +62,7 @@ class ChatReply(Reply[ChatCompletion, ChatChunk]):
             "logprobs": self._logprobs(choice.logprobs or ()),
             **self.end_of(choice),
         }
-        made["finish_reason"] = _ending(made["finish_reason"], len(answer.calls))
+        made["finish_reason"] = _ended(made["finish_reason"], len(answer.calls))
         return cast(ChatChoice, made)
 
     def _logprobs(self, known: Seq[TokenLogprob]) -> ChatLogprobs | None:
@@ -93,7 +93,7 @@ class ChatReply(Reply[ChatCompletion, ChatChunk]):
     ) -> Iterator[ChatChunk]:
         parser = self._parsers[index]
         yield from self._events(index, parser.finish())
-        yield from super()._end(index, _ending(reason, parser.calls), detail)
+        yield from super()._end(index, _ended(reason, parser.calls), detail)
 
     def _chunk(self, part: Part) -> ChatChunk:
         logprobs, ids = self.take(part.choice)
@@ -115,6 +115,6 @@ class ChatReply(Reply[ChatCompletion, ChatChunk]):
         return self.thinking(part.thinking) or ({"content": part.text} if part.text else {})
 
 
-def _ending(reason: FinishReason, calls: int) -> FinishReason:
+def _ended(reason: FinishReason, calls: int) -> FinishReason:
     """An answer that is whole and calls ends so that the client answers the calls."""
     return "tool_calls" if reason == "stop" and calls else reason

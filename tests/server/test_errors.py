@@ -136,7 +136,7 @@ def test_a_context_that_is_too_long(live: Live) -> None:
     for fields in ({"prompt": [5] * 600}, {"prompt": [5] * 500, "max_tokens": 13}):
         error = error_of(live.complete(**fields))
         assert error["code"] == "context_length_exceeded"
-        assert "maximum context length" in error["message"]
+        assert "this model's maximum context length is" in error["message"]
     error = error_of(live.chat(max_completion_tokens=512))
     assert error["param"] == "max_completion_tokens"
     assert live.complete(prompt=[5] * 500, max_tokens=12, ignore_eos=True).status_code == 200
