@@ -14,7 +14,7 @@ from engine.kernels.dispatch import Op
 from engine.kernels.formats import format_of
 from engine.kernels.linear import LINEAR, LinearSpec
 from engine.model.checkpoint import Checkpoint
-from engine.model.quantize import WEIGHT_FORMATS
+from engine.model.quantize import ACTIVATIONS, WEIGHT_FORMATS
 
 
 def backend_rows(spec: ModelSpec, checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
@@ -28,7 +28,10 @@ def backend_rows(spec: ModelSpec, checkpoint: Checkpoint) -> Iterator[tuple[str,
     for what, store in (("linear", weights.layers), ("LM head", weights.head)):
         made = format_of(store(torch.zeros(1, 16), None, dtype), dtype)
         stored = checkpoint.stored_format if what == "linear" else None
-        yield what, _choice(LINEAR, LinearSpec(device, dtype, stored or made))
+        held = LinearSpec(
+            device, dtype, stored or made, activation_bits=ACTIVATIONS[spec.activations]
+        )
+        yield what, _choice(LINEAR, held)
 
 
 def _choice(op: Op[Any], spec: object) -> str:

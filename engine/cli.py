@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import sys
+from collections.abc import Callable
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
+
+from engine.options import ModelOptions, SamplingOptions, options_of
 
 app = typer.Typer(
     add_completion=False,
@@ -20,58 +26,53 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[
     2
 ]  # ClickException; some typers bring their own click
 
-DEFAULT_MODEL = "abacus"
-
-Model = Annotated[
-    str, typer.Option(help="A packaged name, a Hugging Face folder, a GGUF file or a hub id.")
-]
-Temperature = Annotated[
-    float | None, typer.Option(help="0 is greedy; left out: the model's own default.")
-]
-TopP = Annotated[float | None, typer.Option(help="Nucleus sampling.")]
-TopK = Annotated[int | None, typer.Option(help="Only the k best tokens.")]
-MinP = Annotated[float | None, typer.Option(help="Only tokens at least this share of the best.")]
-Seed = Annotated[int | None, typer.Option(help="Makes sampling reproducible.")]
-ThinkingBudget = Annotated[
-    int | None, typer.Option(help="Close the thinking after this many tokens.")
-]
-Dtype = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
-Weights = Annotated[
-    str,
-    typer.Option(help="float (as stored), bf16, int8 or nvfp4; rtn8 to rtn2 only round (bits)."),
-]
-KVPolicy = Annotated[
-    str | None, typer.Option(help="Bound the KV cache: 'snapkv', 'sinks_recent(sinks=4)'.")
-]
-KVAllocation = Annotated[
-    str | None,
-    typer.Option(help="Cells of each layer and head: 'reasonalloc', 'adakv(safe=0.2)'; else even."),
-]
-KVBudget = Annotated[int | None, typer.Option(help="Cells a head keeps after a compaction.")]
-KVWindow = Annotated[int, typer.Option(help="Cells appended between compactions.")]
-MaxLen = Annotated[int | None, typer.Option(help="Longest prompt and output together.")]
-Defaults = Annotated[
-    bool, typer.Option(help="Use the model's own sampling defaults (or neutral ones).")
-]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what the engine chooses.")]
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+
+def with_options(command: Command) -> Command:
+    """For typer: each parameter that is a dataclass of options becomes a flag for each of them."""
+    signature = inspect.signature(command, eval_str=True)
+    parameters, kinds = list[inspect.Parameter](), dict[str, type]()
+    for parameter in signature.parameters.values():
+        kind = parameter.annotation
+        if not (isinstance(kind, type) and is_dataclass(kind)):
+            parameters.append(parameter)
+            continue
+        kinds[parameter.name] = kind
+        for name, type_, default, words in options_of(kind):
+            said = f"{words.help[:1].upper()}{words.help[1:]}."
+            flag = typer.Option(help=said, metavar=words.metavar or None)
+            parameters.append(
+                parameter.replace(name=name, default=default, annotation=Annotated[type_, flag])
+            )
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        for name, kind in kinds.items():
+            given[name] = kind(
+                **{option.name: given.pop(option.name) for option in options_of(kind)}
+            )
+        command(**given)
+
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    return run  # type: ignore[return-value]
 
 
 @app.command()
+@with_options
 def generate(
     prompts: Annotated[list[str], typer.Argument(metavar="PROMPTS", help="Texts; - reads stdin.")],
-    model: Model = DEFAULT_MODEL,
+    options: ModelOptions,
+    sampling: SamplingOptions,
     chat: Annotated[
         bool | None,
         typer.Option(
             "--chat/--no-chat", help="Ask through the chat template; left out: if there is one."
         ),
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 1024,
-    temperature: Temperature = None,
-    top_p: TopP = None,
-    top_k: TopK = None,
-    min_p: MinP = None,
-    seed: Seed = None,
     n: Annotated[int, typer.Option(help="Continuations of each prompt.")] = 1,
     stop: Annotated[
         list[str] | None, typer.Option(metavar="<str>", help="End before this text; repeatable.")
@@ -79,15 +80,6 @@ def generate(
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="Go on past the model's end-of-sequence ids.")
     ] = False,
-    thinking_budget: ThinkingBudget = None,
-    dtype: Dtype = "auto",
-    weights: Weights = "float",
-    kv_policy: KVPolicy = None,
-    kv_allocation: KVAllocation = None,
-    kv_budget: KVBudget = None,
-    kv_window: KVWindow = 128,
-    max_model_len: MaxLen = None,
-    generation_defaults: Defaults = True,
     verbose: Verbose = False,
 ) -> None:
     """Answer prompts (or continue them, with --no-chat).
@@ -95,34 +87,12 @@ def generate(
     The text goes to stdout as it is made; thinking goes apart: to stderr where stdout is a file or
     a pipe.
     """
-    from engine.request import SamplingParams
     from engine.terminal import print_all, print_stream
 
     _log(verbose)
-    params = SamplingParams(
-        n=n,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        seed=seed,
-        stop=tuple(stop or ()),
-        ignore_eos=ignore_eos,
-        thinking_token_budget=thinking_budget,
-    )
+    params = sampling.params(n=n, stop=tuple(stop or ()), ignore_eos=ignore_eos)
     texts = _texts(prompts)
-    with _engine(
-        model,
-        dtype,
-        weights,
-        kv_policy,
-        kv_allocation,
-        kv_budget,
-        kv_window,
-        max_model_len,
-        generation_defaults,
-    ) as engine:
+    with _engine(options) as engine:
         if chat is None:
             chat = engine.tokenizer.chat_template is not None
         asked: list[Any] = [[{"role": "user", "content": t}] if chat else t for t in texts]
@@ -135,51 +105,19 @@ def generate(
 
 
 @app.command()
+@with_options
 def chat(
-    model: Model = DEFAULT_MODEL,
+    options: ModelOptions,
+    sampling: SamplingOptions,
     system: Annotated[str | None, typer.Option(help="The system message.")] = None,
-    max_tokens: Annotated[int, typer.Option(help="Tokens of one answer at most.")] = 1024,
-    temperature: Temperature = None,
-    top_p: TopP = None,
-    top_k: TopK = None,
-    min_p: MinP = None,
-    seed: Seed = None,
-    thinking_budget: ThinkingBudget = None,
-    dtype: Dtype = "auto",
-    weights: Weights = "float",
-    kv_policy: KVPolicy = None,
-    kv_allocation: KVAllocation = None,
-    kv_budget: KVBudget = None,
-    kv_window: KVWindow = 128,
-    max_model_len: MaxLen = None,
-    generation_defaults: Defaults = True,
     verbose: Verbose = False,
 ) -> None:
     """Talk with a model; its thinking is shown apart."""
-    from engine.request import SamplingParams
     from engine.terminal import chat_loop
 
     _log(verbose)
-    params = SamplingParams(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        seed=seed,
-        thinking_token_budget=thinking_budget,
-    )
-    with _engine(
-        model,
-        dtype,
-        weights,
-        kv_policy,
-        kv_allocation,
-        kv_budget,
-        kv_window,
-        max_model_len,
-        generation_defaults,
-    ) as engine:
+    params = sampling.params()
+    with _engine(options) as engine:
         chat_loop(engine, params, system)
 
 
@@ -196,18 +134,14 @@ def serve(ctx: typer.Context) -> None:
 
 
 @app.command()
+@with_options
 def demo(
-    model: Model = DEFAULT_MODEL,
+    options: ModelOptions,
     question: Annotated[
         list[str] | None,
         typer.Option(metavar="<str>", help="Instead of the packaged ones; repeatable."),
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Tokens of one answer at most.")] = 1024,
-    dtype: Dtype = "auto",
-    weights: Weights = "float",
-    kv_policy: KVPolicy = None,
-    kv_budget: KVBudget = None,
-    kv_window: KVWindow = 128,
 ) -> None:
     """Watch the packaged model think: no download.
 
@@ -221,7 +155,7 @@ def demo(
     questions = question or abacus.questions()
     check(questions)
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
-    with _engine(model, dtype, weights, kv_policy, kv_budget, kv_window, None, True) as engine:
+    with _engine(options) as engine:
         show(engine, questions, params)
 
 
@@ -254,8 +188,8 @@ app.add_typer(calibrate, name="calibrate")
 @calibrate.command("kv-wave")
 def kv_wave(
     model: Annotated[str, typer.Argument(help="As --model of the other commands.")],
-    dtype: Dtype = "auto",
-    weights: Weights = "float",
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    weights: Annotated[str, typer.Option(help="float (as stored), bf16, int8, nvfp4.")] = "float",
     coverage: Annotated[float, typer.Option(help="Part of the attention that counts.")] = 0.93,
     prompts: Annotated[
         Path | None, typer.Option(help="A JSON list of texts; else 8 of the engine's own.")
@@ -272,33 +206,12 @@ def kv_wave(
 
 
 @app.command()
-def info(
-    model: Model = DEFAULT_MODEL,
-    dtype: Dtype = "auto",
-    weights: Weights = "float",
-    kv_policy: KVPolicy = None,
-    kv_allocation: KVAllocation = None,
-    kv_budget: KVBudget = None,
-    kv_window: KVWindow = 128,
-    max_model_len: MaxLen = None,
-    generation_defaults: Defaults = True,
-) -> None:
+@with_options
+def info(options: ModelOptions) -> None:
     """Show machine, backends and why, model and cache."""
     from engine.terminal import print_info
 
-    print_info(
-        _config(
-            model,
-            dtype,
-            weights,
-            kv_policy,
-            kv_allocation,
-            kv_budget,
-            kv_window,
-            max_model_len,
-            generation_defaults,
-        )
-    )
+    print_info(options.config())
 
 
 @app.command("inspect-kv")
@@ -359,43 +272,10 @@ def _fail_with_errors(outputs: list[Any]) -> None:
         raise typer.Exit(1)
 
 
-def _config(
-    model: str,
-    dtype: str,
-    weights: str,
-    kv_policy: str | None,
-    kv_allocation: str | None,
-    kv_budget: int | None,
-    kv_window: int,
-    max_model_len: int | None,
-    generation_defaults: bool,
-) -> Any:
-    from engine.cache.policy import KVSpec
-    from engine.cache.registry import allocation_from_text, policy_from_text
-    from engine.config import EngineConfig, ModelSpec
-
-    if kv_policy is not None and kv_budget is None:
-        raise ValueError("--kv-policy needs --kv-budget: the cells that a head keeps")
-    kv = KVSpec(
-        policy=None if kv_policy is None else policy_from_text(kv_policy),
-        allocation=allocation_from_text(kv_allocation or "uniform"),
-        budget_tokens=kv_budget,
-        window=kv_window,
-    )
-    spec = ModelSpec(
-        model,
-        dtype=dtype,  # type: ignore[arg-type]
-        kv=kv,
-        generation_defaults=generation_defaults,
-        weights=weights,
-    )
-    return EngineConfig(models={"main": spec}, max_model_len=max_model_len)
-
-
-def _engine(*options: Any) -> Any:
+def _engine(options: ModelOptions) -> Any:
     from engine.engine import Engine
 
-    return Engine(_config(*options))
+    return Engine(options.config())
 
 
 def _log(verbose: bool) -> None:

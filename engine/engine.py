@@ -303,7 +303,7 @@ class Engine:
             raise ValueError("the prompt is empty: give it at least one token")
         if tokens >= self.max_model_len:
             raise ContextLengthExceeded(
-                f"the prompt has {tokens} tokens; this engine's maximum context length is "
+                f"the prompt has {tokens} tokens; this model's maximum context length is "
                 f"{self.max_model_len}, and at least one token must be generated"
             )
         if (reason := self.config.models[MAIN].kv.refuses(kv_budget)) is not None:

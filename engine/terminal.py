@@ -145,6 +145,8 @@ def print_info(config: EngineConfig) -> None:
     """The machine, each op's backends with their reasons, the model, its cache."""
     spec = config.models[MAIN]
     checkpoint = open_checkpoint(spec.model)
+    build.check_weights(checkpoint, spec.weights)
+    build.check_activations(checkpoint, spec)
     groups = [
         list(_host_rows()),
         list(backend_rows(spec, checkpoint)),
@@ -228,7 +230,8 @@ def _model_rows(spec: ModelSpec, checkpoint: Checkpoint) -> Rows:
     )
     stored = "" if checkpoint.stored_format is None else f" ({checkpoint.stored_format})"
     held = f"{spec.weights}: {WEIGHT_FORMATS[spec.weights].words}{stored}"
-    yield "weights", f"{held}; activations in {str(dtype).removeprefix('torch.')}"
+    rounded = "" if spec.activations == "float" else f", rounded to {spec.activations}"
+    yield "weights", f"{held}; activations in {str(dtype).removeprefix('torch.')}{rounded}"
     yield "context", f"{c.max_positions} tokens, rope {c.rope.kind} (theta {c.rope.theta:g})"
     ends = ", ".join(f"{i} {tokenizer.token_bytes(i).decode()!r}" for i in g.eos_ids)
     yield "end of sequence", ends or "none named"

@@ -220,6 +220,9 @@ def test_info(taut: Run, folder: str) -> None:
     ):
         assert words in done.out
     assert "float: as stored; activations in float32" in done.out
+    done = taut("info", "--weights", "int8", "--activations", "int16", "--threads", "1")
+    assert "activations in float32, rounded to int16" in done.out
+    assert "needs weights int8 or nvfp4" in taut("info", "--activations", "int8").err
     done = taut("info", "--weights", "rtn4", "--dtype", "bfloat16")
     assert "rtn4: floats rounded to 4 bits; activations in bfloat16" in done.out
     done = taut("info", "--kv-policy", "snapkv", "--kv-budget", "64", "--no-generation-defaults")

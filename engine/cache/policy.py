@@ -240,7 +240,7 @@ class KVSpec:
         if isinstance(asked, str):
             if self.allow_full:
                 return None
-            return 'kv_budget="full" isn\'t allowed here; KVSpec(allow_full=True) would allow it'
+            return 'kv_budget="full" isn\'t allowed here (KVSpec.allow_full, --kv-allow-full)'
         if not MIN_BUDGET <= asked <= self.budget:
             return f"kv_budget must be from {MIN_BUDGET} to this cache's {self.budget}, not {asked}"
         reason = self.policy.refuses(asked, self.window)

@@ -132,7 +132,7 @@ async def _answer(
 ) -> Response:
     arrived = perf_counter()
     model = state.model_name(body.model)
-    asked = ask(body, Offer(kv_budget=state.settings.kv_budget))
+    asked = ask(body, state.offer)
     id = f"{prefix}-{asked.request_id or uuid.uuid4().hex}"
     streams = await start(state, asked, id, tuple(type(body).model_fields))
     reply = kind(asked, state.served, id, model)
@@ -192,7 +192,9 @@ async def _tokenize(state: State, request: Request) -> Response:
     body = openai.parse(TokenizeRequest, data)
     state.model_name(body.model)
     try:
-        tokens = await state.tokens(openai.text_or_chat(body), body.add_special_tokens is not False)
+        tokens = await state.tokens(
+            openai.text_or_chat(body, state.offer), body.add_special_tokens is not False
+        )
     except ValueError as error:
         field = "messages" if body.messages else "prompt"
         raise refused(error, TokenizeRequest.model_fields, field) from error

@@ -63,6 +63,8 @@ def _rows(settings: Settings, engine: AsyncEngine) -> Iterator[tuple[str, str]]:
         f"{kv.pages * kv.page_bytes / 2**20:.0f} MiB, {kv.pages * kv.page_bytes / per_token:.0f} "
         f"tokens uncompressed; {'full cache' if loaded.spec.kv.policy is None else policy}",
     )
+    markers = "thinking markers" if engine.engine.markers.end else "no thinking markers"
+    yield "reasoning", f"{markers}, loop guard {'on' if settings.loop_guard else 'off'}"
     yield (
         "load",
         f"{settings.max_num_seqs} sequences at once, {settings.max_queued} may wait, "

@@ -7,22 +7,23 @@ does, or a 400 that names it: none is ever ignored.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
-from engine.server.errors import unsupported
-from engine.server.schema import Body, ChatRequest, SamplingFields, ThinkingFields, given
-
-_BUDGETS = (
-    "thinking_budget_tokens",
-    "reasoning_budget_tokens",
-    "reasoning_budget",
-    "thinking_budget",
-    "max_thinking_tokens",
-    "reasoning",
-    "thinking",
-    "custom_params",
+from engine.model.template import variables_of
+from engine.model.tokenizer import Tokenizer
+from engine.request import Grammar
+from engine.server.errors import FieldError
+from engine.server.formats import read_format
+from engine.server.thinking import (
+    EFFORT,
+    EFFORTS,
+    Abilities,
+    plan_thinking,
+    read_thinking,
+    template_variables,
 )
-_EFFORTS = ("reasoning_effort", "stop_effort")
+from engine.server.tools import ToolUse, read_tools, why_no_tools
+
 _GRAMMARS = (
     "guided_json",
     "guided_regex",
@@ -42,111 +43,93 @@ _REFUSED: Mapping[str, str] = {
     "kv_window": "is the server's own (taut serve --kv-window)",
     "bad_words": "isn't supported; ban tokens by logit_bias of -100",
     "logits_processors": "code of requests isn't run",
-    "repetition_detection": "isn't supported",
+    "repetition_detection": "loops are the server's to find (taut serve --loop-guard)",
+    "stop_effort": f"isn't supported; use {EFFORT} or thinking_token_budget",
     "use_beam_search": "isn't supported; use n",
     "audio": "only text is supported",
     "functions": "is the old spelling; use tools",
     "function_call": "is the old spelling; use tool_choice",
     "web_search_options": "isn't supported",
+    **dict.fromkeys(_GRAMMARS, "isn't supported; use response_format"),
 }
 
 
 class Offer(NamedTuple):
-    """What a request's wishes are held against: how the server runs its model."""
+    """What a request's wishes are held against: what the model can be told, tokens of thinking by
+    effort, and why no tools can be called."""
 
-    kv_budget: int | None = None
+    abilities: Abilities
+    efforts: Mapping[str, int | None] = EFFORTS
+    no_tools: str | None = None
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, markers: bool, efforts: Mapping[str, int | None]) -> Self:
+        """A model's. ValueError: its template can't be read."""
+        template = tokenizer.chat_template
+        variables = frozenset[str]() if template is None else variables_of(template)
+        special = [tokenizer.token_bytes(i).decode(errors="replace") for i in tokenizer.special_ids]
+        return cls(Abilities(markers, variables), efforts, why_no_tools(template, special))
+
+    def without_template(self) -> Self:
+        """For a prompt that is no conversation."""
+        abilities = self.abilities._replace(variables=frozenset())
+        return self._replace(abilities=abilities, no_tools="belong to a chat, not to a prompt")
 
 
-class Thinking(NamedTuple):
-    """`budget` is SamplingParams.thinking_token_budget, `variables` are the chat template's, and
-    `show` tells whether the answer has the thinking's text."""
+class Controls(NamedTuple):
+    """A request's controls, for the engine, the template and the reply.
+
+    `budget` is SamplingParams.thinking_token_budget, `variables` are the chat template's, `show`
+    tells whether the answer has the thinking's text, `form` is the field that `grammar` is from.
+    """
 
     budget: int | None
     variables: Mapping[str, Any]
     show: bool
+    tools: ToolUse | None
+    grammar: Grammar | None
+    form: str | None
 
 
-class Controls(NamedTuple):
-    """A request's controls, for the engine, the template and the reply."""
-
-    thinking: Thinking
-    tools: list[dict[str, Any]] | None = None
-
-
-def read(body: SamplingFields, offer: Offer) -> Controls:
-    """ApiError 400: something can't be done."""
-    _check_refused(body)
-    _check_format(body)
-    _check_cache(body, offer)
-    if isinstance(body, ChatRequest):
-        return Controls(read_thinking(body, body.chat_template_kwargs or {}), _tools(body))
-    return Controls(read_thinking(body, {}))
-
-
-def read_thinking(body: ThinkingFields, variables: Mapping[str, Any]) -> Thinking:
-    """Budgets and efforts under every spelling; `variables` are the request's own."""
-    values = given(body)
-    for name in (*_BUDGETS, *_EFFORTS):
-        if name in values:
-            raise unsupported(name, "use thinking_token_budget, a count of tokens")
-        if name in variables:
-            raise unsupported(
-                f"chat_template_kwargs.{name}", "use thinking_token_budget, a count of tokens"
-            )
-    if "thinking_token_budget" in variables:
-        raise unsupported(
-            "chat_template_kwargs.thinking_token_budget", "put it beside messages, not in there"
-        )
-    return Thinking(body.thinking_token_budget, variables, body.include_reasoning is not False)
+def read(values: Mapping[str, Any], offer: Offer) -> Controls:
+    """Of a body's fields. FieldError: something can't be done."""
+    _check_refused(values)
+    asked = read_thinking(values)
+    budget, variables = plan_thinking(asked, offer.abilities, offer.efforts)
+    tools = read_tools(values)
+    if tools is not None and offer.no_tools is not None:
+        raise FieldError("tools", offer.no_tools)
+    grammar = read_format(values, tools)
+    form = "tools" if tools is not None and tools.choice == "required" else "response_format"
+    return Controls(
+        budget=budget,
+        variables={**template_variables(values, offer.abilities), **variables},
+        show=asked.show is not False,
+        tools=tools,
+        grammar=grammar,
+        form=form if grammar is not None else None,
+    )
 
 
-def _tools(body: ChatRequest) -> list[dict[str, Any]] | None:
-    """What the template is given of tools."""
-    if body.tools:
-        raise unsupported("tools", "this server doesn't parse tool calls; leave tools out")
-    if body.tool_choice not in (None, "none", "auto"):
-        raise unsupported("tool_choice", "needs tools")
-    return None
-
-
-def _check_format(body: SamplingFields) -> None:
-    """Formats that constrain the answer."""
-    values = given(body)
-    asked = values.get("response_format", {})
-    if asked.get("type", "text") != "text":
-        raise unsupported(
-            "response_format", f"type {asked['type']!r:.40} isn't supported; only text is"
-        )
-    for name in _GRAMMARS:
-        if name in values:
-            raise unsupported(name, "answers can't be constrained")
-
-
-def _check_cache(body: SamplingFields, offer: Offer) -> None:
-    """Settings of the cache."""
-    if body.kv_budget not in (None, offer.kv_budget):
-        own = "a full cache" if offer.kv_budget is None else f"a budget of {offer.kv_budget}"
-        raise unsupported(
-            "kv_budget", f"this server runs every request with {own} (taut serve --kv-budget)"
-        )
-
-
-def _check_refused(body: Body) -> None:
+def _check_refused(values: Mapping[str, Any]) -> None:
     """Fields that would change the answer, and that nobody here does."""
-    values = given(body)
     for name, why in _REFUSED.items():
         if values.get(name) not in (None, False, [], {}):
-            raise unsupported(name, why)
+            raise FieldError(name, why)
     if values.get("separate_reasoning") is False:
-        raise unsupported("separate_reasoning", "thinking comes in reasoning_content only")
-    if values.get("modalities", ["text"]) != ["text"]:
-        raise unsupported("modalities", "only text is supported")
+        raise FieldError("separate_reasoning", "thinking comes in reasoning_content only")
+    if values.get("modalities") not in (None, ["text"]):
+        raise FieldError("modalities", "only text is supported")
 
 
-EXTRAS: Mapping[str, str] = {
+_THINKING: Mapping[str, str] = {
     "thinking_token_budget": "integer >= 0: thinking is closed after exactly so many tokens",
-    "stop_in_thinking": "boolean: stop strings end the thinking too",
+    EFFORT: "a level, or none: its budget, see reasoning_efforts",
+    "enable_thinking": "boolean: whether the model thinks; also thinking, think, reasoning.enabled",
     "include_reasoning": "boolean: false keeps the thinking out of the answer",
+    "stop_in_thinking": "boolean: stop strings end the thinking too",
+}
+_OTHERS: Mapping[str, str] = {
     "top_k": "integer, 0 or -1: off",
     "min_p": "number from 0 to 1",
     "repetition_penalty": "number above 0",
@@ -163,4 +146,14 @@ EXTRAS: Mapping[str, str] = {
     "continue_final_message": "boolean: the last message is the answer's beginning",
     "chat_template_kwargs": "object: variables of the model's chat template",
 }
-"""What goes into `extra_body`, for the model's card."""
+
+
+def extras(offer: Offer, kv_budget: int | None, *, allow_full: bool) -> dict[str, str]:
+    """What goes into `extra_body`, for the model's card; `kv_budget` is the server's own."""
+    made = {**_THINKING, **_OTHERS}
+    if not offer.abilities.markers:
+        made = {k: v for k, v in made.items() if k not in (EFFORT, "enable_thinking")}
+    if kv_budget is not None:
+        full = ', or "full"' if allow_full else ""
+        made["kv_budget"] = f"integer up to {kv_budget}: cells that a kv head keeps{full}"
+    return made

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
 from engine.prompt import ContextLengthExceeded, IdInUse
+from engine.request import GrammarError
 
 _TYPES = {
     401: "authentication_error",
@@ -21,6 +23,8 @@ _TYPES = {
 }
 _TYPE_NAMES = frozenset(("str", "int", "float", "bool"))
 """By which pydantic tells the types that a field may have."""
+
+_WORD = re.compile(r"\w+")
 
 _ECHO = 80
 """Characters of a client's own input that an error repeats."""
@@ -57,9 +61,11 @@ class ApiError(Exception):
         }
 
 
-def unsupported(param: str, message: str) -> ApiError:
-    """A field that is understood and that this server doesn't do."""
-    return ApiError(400, f"{param}: {message}", param=param, code="unsupported_parameter")
+class FieldError(ApiError):
+    """400: a field that can't be served; `param` is where it stands: "messages[0].content"."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(400, f"{param}: {message}", param=param)
 
 
 def invalid(error: ValidationError) -> ApiError:
@@ -96,16 +102,21 @@ def _short(value: object) -> str:
     return text if len(text) <= _ECHO else text[: _ECHO - 3] + "..."
 
 
-def refused(error: ValueError, fields: Collection[str], prompt: str) -> ApiError:
+def refused(
+    error: ValueError, fields: Collection[str], prompt: str, form: str | None = None
+) -> ApiError:
     """What the engine refuses before work starts. Its messages begin with the setting's name;
-    `fields` are those of the request, `prompt` the one that holds the prompt."""
+    `fields` are those of the request, `prompt` the one that holds the prompt, `form` the one that
+    gave the answer its grammar."""
     message = str(error)
     if isinstance(error, IdInUse):
         return ApiError(409, message, param="request_id", code="request_id_in_use")
     if isinstance(error, ContextLengthExceeded):
         return ApiError(400, message, param=prompt, code="context_length_exceeded")
-    named = message.replace("[", " ").replace(":", " ").split(maxsplit=1)[:1]
-    param = next((word for word in named if word in fields), None)
+    if isinstance(error, GrammarError) and form is not None:
+        return FieldError(form, message.removeprefix("grammar: "))
+    named = _WORD.match(message)
+    param = named[0] if named and named[0] in fields else None
     if param is None and any(word in message for word in ("prompt", "chat template")):
         param = prompt
     return ApiError(400, message, param=param)

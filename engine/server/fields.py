@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-
-class FieldError(ValueError):
-    """A field that can't be served; `param` is where it stands, as in "messages[0].content"."""
-
-    def __init__(self, param: str, message: str) -> None:
-        super().__init__(f"{param}: {message}")
-        self.param = param
+from engine.server.errors import FieldError
 
 
 def mapping(value: object, where: str) -> Mapping[str, Any]:

@@ -7,9 +7,8 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import NoReturn
 
-from pydantic_core import PydanticUndefined
-
-from engine.server.settings import Settings, flag_of, settings_from
+from engine.options import Option, options_of
+from engine.server.settings import Settings, settings_from
 
 _USAGE = "taut serve [MODEL] [options]"
 
@@ -44,32 +43,32 @@ def _parser() -> _Parser:
         help="flags from a YAML or TOML file; those of the command line win",
     )
     groups: dict[str, argparse._ArgumentGroup] = {}
-    for name in Settings.model_fields:
-        heading = flag_of(name).group
+    for option in options_of(Settings):
+        heading = option.words.group
         if heading not in groups:
             groups[heading] = parser.add_argument_group(heading)
-        _add(groups[heading], name)
+        _add(groups[heading], option)
     return parser
 
 
-def _add(group: argparse._ArgumentGroup, name: str) -> None:
-    field = Settings.model_fields[name]
-    words = (field.description or "") + _default(field.default)
-    if name == "model":
-        group.add_argument(name, nargs="?", metavar="MODEL", help=words)
+def _add(group: argparse._ArgumentGroup, option: Option) -> None:
+    words = (option.words.help + _default(option.default)).replace("%", "%%")
+    if option.name == "model":
+        group.add_argument("model", nargs="?", metavar="MODEL", help=words)
         return
-    flag = f"--{name.replace('_', '-')}"
-    if field.annotation is bool:
+    flag = f"--{option.name.replace('_', '-')}"
+    if option.kind is bool:
         group.add_argument(flag, action=argparse.BooleanOptionalAction, help=words)
         return
-    many = isinstance(field.default, tuple)
-    metavar = flag_of(name).metavar or name.upper()
-    action = "append" if many else "store"
-    group.add_argument(flag, metavar=metavar, action=action, help=words.replace("%", "%%"))
+    many = isinstance(option.default, tuple)
+    metavar = option.words.metavar or option.name.upper()
+    group.add_argument(flag, metavar=metavar, action="append" if many else "store", help=words)
 
 
 def _default(value: object) -> str:
     """Those that the description doesn't tell."""
-    if value in (None, (), PydanticUndefined) or isinstance(value, bool):
+    if value in (None, (), ""):
         return ""
+    if isinstance(value, bool):
+        return " (on)" if value else " (off)"
     return f" ({value:g})" if isinstance(value, float) else f" ({value})"

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.request import Grammar
-from engine.server.fields import FieldError, known_keys, mapping, one_of
+from engine.server.errors import FieldError
+from engine.server.fields import known_keys, mapping, one_of
 from engine.server.tool_parser import CLOSE, OPEN
 from engine.server.tools import ToolUse
 
-_TYPES = ("text", "json_object", "json_schema")
+FORMATS = ("text", "json_object", "json_schema")
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 _NO_ARGUMENTS: dict[str, Any] = {
     "type": "object",
@@ -51,7 +52,7 @@ def _schema(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
         return None
     given = mapping(body[where], where)
     known_keys(given, ("type", "json_schema"), where)
-    kind = one_of(given.get("type"), _TYPES, f"{where}.type")
+    kind = one_of(given.get("type"), FORMATS, f"{where}.type")
     if kind != "json_schema":
         if given.get("json_schema") is not None:
             raise FieldError(f"{where}.json_schema", f"has no meaning with the type {kind}")

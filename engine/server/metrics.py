@@ -6,7 +6,7 @@ counted as they end. Every server has its own registry.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from time import perf_counter
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -15,11 +15,20 @@ from prometheus_client.registry import Collector
 
 from engine.cache.format import cell_dtype
 from engine.output import Delta, Output
+from engine.scheduler.controller import Controller
+from engine.scheduler.controllers.loop_guard import LoopGuard
+from engine.scheduler.controllers.thinking_budget import ThinkingBudget
 from engine.service import AsyncEngine
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 _TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5)
 _TOKENS = tuple(2**power for power in range(17))
+
+_CLOSED: Mapping[str, tuple[type[Controller], str]] = {
+    "loops": (LoopGuard, "Chains that repeated themselves and were closed."),
+    "early_stops": (ThinkingBudget, "Chains that were closed because their budget was spent."),
+}
+"""Counters that are edits of one controller."""
 
 Families = Iterator[GaugeMetricFamily | CounterMetricFamily]
 
@@ -149,6 +158,10 @@ class _EngineCollector(Collector):
         yield preempted
         yield from self._by_name("ran_tokens", "role", "Tokens run.", scheduler.ran_tokens)
         yield from self._by_name("edits", "controller", "Edits of chains.", scheduler.edits)
+        for name, (controller, words) in _CLOSED.items():
+            made = CounterMetricFamily(f"taut:{name}", words, labels=["model_name"])
+            made.add_metric([self._model], scheduler.edits.get(controller.__name__, 0))
+            yield made
         yield from self._cache()
 
     def _gauge(self, name: str, words: str, value: float) -> GaugeMetricFamily:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -13,7 +12,7 @@ from engine.prompt import Chat, Prompt
 from engine.request import SamplingParams
 from engine.server import controls
 from engine.server.controls import Controls, Offer
-from engine.server.errors import ApiError, invalid, refused, unsupported
+from engine.server.errors import FieldError, invalid, refused
 from engine.server.schema import (
     MAX_STOPS,
     Body,
@@ -21,9 +20,10 @@ from engine.server.schema import (
     CompletionRequest,
     Message,
     SamplingFields,
-    ThinkingFields,
     TokenizeRequest,
+    given,
 )
+from engine.server.tools import template_messages
 
 COMPLETION_TOKENS = 16
 """OpenAI's default `max_tokens` of a completion; a chat's is the rest of the context."""
@@ -35,8 +35,10 @@ B = TypeVar("B", bound=Body)
 class Asked:
     """A request as the engine takes it: prompts that share their settings.
 
-    `limit` is the body's name for `params.max_tokens`, `field` the one that holds the prompts.
-    `scores_only`: the one token that has to be generated is not wanted.
+    `limit` is the body's name for `params.max_tokens`, `field` the one that holds the prompts,
+    `form` the one that `params.grammar` is from. `tools`: calls are looked for in the answer, and
+    `own_stop` are stop strings of that, which the client didn't give. `scores_only`: the one token
+    that has to be generated is not wanted.
     """
 
     prompts: tuple[Prompt, ...]
@@ -45,6 +47,9 @@ class Asked:
     usage: bool
     field: str
     limit: str
+    form: str | None = None
+    tools: bool = False
+    own_stop: tuple[str, ...] = ()
     priority: int = 0
     request_id: str | None = None
     show_thinking: bool = True
@@ -64,28 +69,27 @@ def parse(kind: type[B], data: bytes) -> B:
 
 def ask_chat(body: ChatRequest, offer: Offer) -> Asked:
     """ApiError 400: it can't be asked."""
-    wanted = controls.read(body, offer)
+    wanted = controls.read(given(body), offer)
     limit = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     max_tokens = getattr(body, limit)
     if max_tokens == 0:
-        raise ApiError(400, "max_tokens: a chat needs at least 1", param="max_tokens")
-    prompt = chat_of(body.messages, body, tools=wanted.tools, variables=wanted.thinking.variables)
-    params = _params(body, max_tokens, _chat_logprobs(body), wanted.thinking.budget)
+        raise FieldError("max_tokens", "a chat needs at least 1")
+    prompt = chat_of(body.messages, body, wanted)
+    params = _params(body, wanted, max_tokens, _chat_logprobs(body))
     return _asked(body, wanted, (prompt,), params, field="messages", limit=limit)
 
 
 def ask_completion(body: CompletionRequest, offer: Offer) -> Asked:
     """ApiError 400: it can't be asked."""
-    wanted = controls.read(body, offer)
+    wanted = controls.read(given(body), offer.without_template())
     if body.suffix:
-        raise unsupported("suffix", "text can't be inserted; leave it out")
+        raise FieldError("suffix", "text can't be inserted; leave it out")
     if body.best_of not in (None, body.n or 1):
-        raise unsupported("best_of", "must be n, or be left out")
+        raise FieldError("best_of", "must be n, or be left out")
     max_tokens = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     if max_tokens == 0 and not body.echo:
-        raise ApiError(400, "max_tokens: 0 goes with echo only", param="max_tokens")
-    budget = wanted.thinking.budget
-    params = _params(body, max(max_tokens, 1), body.logprobs, budget, echo=bool(body.echo))
+        raise FieldError("max_tokens", "0 goes with echo only")
+    params = _params(body, wanted, max(max_tokens, 1), body.logprobs, echo=bool(body.echo))
     return _asked(
         body,
         wanted,
@@ -107,9 +111,9 @@ def _asked(
 ) -> Asked:
     options = body.stream_options
     if options is not None and not body.stream:
-        raise ApiError(400, "stream_options: goes with stream=true only", param="stream_options")
+        raise FieldError("stream_options", "goes with stream=true only")
     if body.stream and params.prompt_logprobs is not None:
-        raise unsupported(
+        raise FieldError(
             "logprobs" if body.prompt_logprobs is None else "prompt_logprobs",
             "those of the prompt come with a whole answer only; leave stream out",
         )
@@ -118,10 +122,13 @@ def _asked(
         params=params,
         stream=bool(body.stream),
         usage=bool(options and options.include_usage),
+        form=wanted.form,
+        tools=wanted.tools is not None,
+        own_stop=tuple(each for each in _tool_stop(wanted) if each not in _stop(body)),
         priority=body.priority or 0,
         request_id=body.request_id,
         prompt_logprobs=body.prompt_logprobs is not None,
-        show_thinking=wanted.thinking.show,
+        show_thinking=wanted.show,
         token_ids=bool(body.return_token_ids),
         **rest,
     )
@@ -131,42 +138,34 @@ def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> tuple[Pro
     if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
         return (cast(Prompt, prompt),)
     if not prompt or not all(prompt):
-        raise ApiError(400, "prompt: must not be empty", param="prompt")
+        raise FieldError("prompt", "must not be empty")
     return tuple(cast("list[Prompt]", prompt))
 
 
-def chat_of(
-    messages: list[Message],
-    body: ChatRequest | TokenizeRequest,
-    *,
-    tools: list[dict[str, Any]] | None,
-    variables: Mapping[str, Any],
-) -> Chat:
+def chat_of(messages: list[Message], body: ChatRequest | TokenizeRequest, wanted: Controls) -> Chat:
     """The conversation as the template reads it."""
     continues = bool(body.continue_final_message)
     if continues and body.add_generation_prompt:
-        raise ApiError(
-            400,
-            "continue_final_message: add_generation_prompt=true would end that message",
-            param="continue_final_message",
+        raise FieldError(
+            "continue_final_message", "add_generation_prompt=true would end that message"
         )
     return Chat(
-        messages=[_message(message) for message in messages],
-        tools=tools,
+        messages=template_messages([_message(message) for message in messages]),
+        tools=None if wanted.tools is None else wanted.tools.tools,
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=continues,
-        variables=variables,
+        variables=wanted.variables,
     )
 
 
-def text_or_chat(body: TokenizeRequest) -> Prompt:
-    """What is to be tokenised. ApiError 400: neither, or both."""
+def text_or_chat(body: TokenizeRequest, offer: Offer) -> Prompt:
+    """What is to be tokenised. FieldError: neither or both, or what no model can be shown."""
     if (body.prompt is None) == (body.messages is None):
-        raise ApiError(400, "prompt: give either prompt or messages", param="prompt")
-    if body.prompt is not None:
-        return body.prompt
-    variables = controls.read_thinking(ThinkingFields(), body.chat_template_kwargs or {}).variables
-    return chat_of(body.messages or [], body, tools=None, variables=variables)
+        raise FieldError("prompt", "give either prompt or messages")
+    if body.messages is not None:
+        return chat_of(body.messages, body, controls.read(given(body), offer))
+    controls.read(given(body), offer.without_template())
+    return cast(str, body.prompt)
 
 
 def _message(message: Message) -> dict[str, Any]:
@@ -182,13 +181,9 @@ def _message(message: Message) -> dict[str, Any]:
 
 def _chat_logprobs(body: ChatRequest) -> int | None:
     if body.top_logprobs is not None and not body.logprobs:
-        raise ApiError(400, "top_logprobs: needs logprobs=true", param="top_logprobs")
+        raise FieldError("top_logprobs", "needs logprobs=true")
     if body.top_logprobs is not None and not 0 <= body.top_logprobs <= 20:
-        raise ApiError(
-            400,
-            f"top_logprobs: must be from 0 to 20, not {body.top_logprobs}",
-            param="top_logprobs",
-        )
+        raise FieldError("top_logprobs", f"must be from 0 to 20, not {body.top_logprobs}")
     return (body.top_logprobs or 0) if body.logprobs else None
 
 
@@ -204,45 +199,56 @@ _SAME = (
     "repetition_penalty",
     "allowed_token_ids",
     "seed",
-    "stop",
     "stop_token_ids",
     "stop_in_thinking",
     "include_stop_str_in_output",
     "ignore_eos",
     "skip_special_tokens",
     "prompt_logprobs",
+    "kv_budget",
 )
 """Fields that SamplingParams has by the same name."""
 
 
 def _params(
     body: SamplingFields,
+    wanted: Controls,
     max_tokens: int | None,
     logprobs: int | None,
-    budget: int | None,
     *,
     echo: bool = False,
 ) -> SamplingParams:
     named = {name: getattr(body, name) for name in _SAME}
     values: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
-    if isinstance(values.get("stop"), list) and len(values["stop"]) > MAX_STOPS:
-        raise ApiError(400, f"stop: at most {MAX_STOPS} strings", param="stop")
+    if len(stop := _stop(body)) > MAX_STOPS:
+        raise FieldError("stop", f"at most {MAX_STOPS} strings")
     if body.logit_bias is not None:
         values["logit_bias"] = {_token_id(key): bias for key, bias in body.logit_bias.items()}
     if echo and logprobs is not None:
         values.setdefault("prompt_logprobs", logprobs)
     try:
         return SamplingParams(
-            max_tokens=max_tokens, logprobs=logprobs, thinking_token_budget=budget, **values
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            stop=(*stop, *_tool_stop(wanted)),
+            thinking_token_budget=wanted.budget,
+            grammar=wanted.grammar,
+            **values,
         )
     except ValueError as error:
         raise refused(error, type(body).model_fields, "prompt") from error
+
+
+def _stop(body: SamplingFields) -> tuple[str, ...]:
+    return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+
+
+def _tool_stop(wanted: Controls) -> tuple[str, ...]:
+    return () if wanted.tools is None else wanted.tools.stop
 
 
 def _token_id(key: str) -> int:
     try:
         return int(key)
     except ValueError:
-        raise ApiError(
-            400, f"logit_bias: {json.dumps(key[:40])} is no token id", param="logit_bias"
-        ) from None
+        raise FieldError("logit_bias", f"{json.dumps(key[:40])} is no token id") from None

@@ -50,6 +50,7 @@ class Part(NamedTuple):
     choice: int
     text: str = ""
     thinking: str = ""
+    call: Mapping[str, Any] | None = None
     finish_reason: shapes.FinishReason | None = None
     stop_reason: str | int | None = None
 
@@ -92,7 +93,7 @@ class Reply(ABC, Generic[Whole, Chunk]):
         if delta.text:
             yield from self._say(index, delta.text)
         if finish:
-            yield self._chunk(Part(index, finish_reason=finish, stop_reason=delta.stop_reason))
+            yield from self._end(index, finish, self._told(delta.stop_reason))
 
     def usage_chunk(self, outputs: Seq[Output]) -> dict[str, Any]:
         """The last chunk, for those who asked."""
@@ -110,8 +111,18 @@ class Reply(ABC, Generic[Whole, Chunk]):
         """Text of a choice's answer."""
         yield self._chunk(Part(index, text=text))
 
+    def _end(
+        self, index: int, reason: shapes.FinishReason, detail: str | int | None
+    ) -> Iterator[Chunk]:
+        """Behind all of a choice's text."""
+        yield self._chunk(Part(index, finish_reason=reason, stop_reason=detail))
+
     @abstractmethod
     def _chunk(self, part: Part) -> Chunk: ...
+
+    def _told(self, stop_reason: str | int | None) -> str | int | None:
+        """Nothing of stop strings that the client doesn't know."""
+        return None if stop_reason in self.asked.own_stop else stop_reason
 
     def _wanted(self, outputs: Seq[Output]) -> list[Output]:
         if not self.asked.scores_only:
@@ -149,7 +160,7 @@ class Reply(ABC, Generic[Whole, Chunk]):
     def end_of(self, choice: Choice) -> dict[str, Any]:
         made: dict[str, Any] = {
             "finish_reason": _ending(choice.finish_reason, choice.stop_reason),
-            "stop_reason": choice.stop_reason,
+            "stop_reason": self._told(choice.stop_reason),
         }
         return {**made, "token_ids": list(choice.token_ids)} if self.asked.token_ids else made
 

@@ -58,14 +58,12 @@ async def start(state: State, asked: Asked, id: str, fields: Seq[str]) -> list[S
         for request in requests:
             _check_length(state, asked, request.choices[0].prompt_len)
         return engine.start(*requests)
-    except ContextLengthExceeded as error:
-        raise refused(error, fields, asked.field) from error
     except QueueFull as error:
         raise ApiError(429, str(error), code="queue_full", retry_after=RETRY_SECONDS) from error
     except EngineDead as error:
         raise dead(state) from error
     except ValueError as error:
-        raise refused(error, fields, asked.field) from error
+        raise refused(error, fields, asked.field, asked.form) from error
 
 
 def _check_length(state: State, asked: Asked, prompt_tokens: int) -> None:

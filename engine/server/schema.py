@@ -26,11 +26,14 @@ class StreamOptions(Body):
     include_usage: bool | None = None
 
 
-class ThinkingFields(Body):
-    """How much a model thinks, and whether that is shown."""
+class SamplingFields(Body):
+    """What chat and completions share."""
 
     thinking_token_budget: int | None = Field(
-        default=None, description="Thinking is closed after exactly so many tokens."
+        default=None, description="Thinking is closed after exactly so many tokens; -1: no budget."
+    )
+    reasoning_effort: str | None = Field(
+        default=None, description="A budget by name; the model's card has the table."
     )
     stop_in_thinking: bool | None = Field(
         default=None,
@@ -39,11 +42,6 @@ class ThinkingFields(Body):
     include_reasoning: bool | None = Field(
         default=None, description="false: thinking is generated and counted, but not sent."
     )
-
-
-class SamplingFields(ThinkingFields):
-    """What chat and completions share."""
-
     model: str | None = Field(
         default=None, description="A name of /v1/models; left out: the one served."
     )
@@ -77,8 +75,9 @@ class SamplingFields(ThinkingFields):
         description="Unique while live.",
     )
     return_token_ids: bool | None = None
-    kv_budget: int | None = Field(
-        default=None, description="Cells a kv head keeps; the server's own only."
+    response_format: dict[str, Any] | None = None
+    kv_budget: int | Literal["full"] | None = Field(
+        default=None, description="Cells that a kv head keeps, at most the server's own number."
     )
     user: str | None = None
 
@@ -107,10 +106,8 @@ class ChatRequest(TemplateFields, SamplingFields):
     max_completion_tokens: int | None = Field(default=None, ge=1, description="Thinking included.")
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: dict[str, Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: str | None = None
 
 
 class CompletionRequest(SamplingFields):
@@ -127,6 +124,7 @@ class TokenizeRequest(Body):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = Field(default=None, min_length=1)
+    tools: list[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

@@ -85,11 +85,17 @@ async def load(settings: Settings, config: EngineConfig, sock: socket.socket) ->
     banner = Banner(sys.stderr)
     begin = time.perf_counter()
     with banner.loading(settings.model):
-        engine = await _beside(partial(AsyncEngine, config, max_queued=settings.max_queued))
+        engine = await _beside(partial(_made, settings, config))
     scheme = "http" if settings.ssl_certfile is None else "https"
     host, port = sock.getsockname()[:2]
     host = f"[{host}]" if ":" in host else host
     banner.ready(settings, engine, time.perf_counter() - begin, f"{scheme}://{host}:{port}")
+    return engine
+
+
+def _made(settings: Settings, config: EngineConfig) -> AsyncEngine:
+    engine = AsyncEngine(config, max_queued=settings.max_queued)
+    engine.engine.grammars.warm()  # a second that the first schema would hold everybody up for
     return engine
 
 

@@ -1,7 +1,7 @@
 """Everything `taut serve` can be told, once: flags, the same names in a YAML or TOML file.
 
-A field's description is its help, its group the heading that it's listed under. Names are vLLM's
-where the meaning is the same. What the command line says wins over the file.
+Those of the model are `ModelOptions`, which all commands share. Names are vLLM's where the meaning
+is the same. What the command line says wins over the file.
 """
 
 from __future__ import annotations
@@ -9,122 +9,92 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator
+from pydantic.dataclasses import dataclass
 
 from engine.cache.policy import KVSpec
-from engine.cache.registry import policy_from_text
-from engine.config import EngineConfig, ModelSpec
-from engine.request import MAIN
+from engine.config import EngineConfig
+from engine.options import CACHE, LOAD, MODEL, ModelOptions, Words
+from engine.scheduler.controllers.loop_guard import LoopGuard
+from engine.server.thinking import parse_efforts
 
 KEY_VARIABLE = "TAUT_API_KEY"
 
-
-class Flag(NamedTuple):
-    """How a field looks on the command line."""
-
-    group: str
-    metavar: str = ""
-
-
-MODEL, CACHE, LOAD, HTTP, LIMITS = "model", "KV cache", "load", "HTTP", "limits"
+REASONING, HTTP, LIMITS = "reasoning", "HTTP", "limits"
 
 Positive = Annotated[int, Field(gt=0)]
+Count = Annotated[int, Field(ge=0)]
+Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class Settings(BaseModel):
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class Settings(ModelOptions):
     """A server's whole configuration."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    model: Annotated[str, Flag(MODEL)] = Field(
-        default="smollm2",
-        description="a packaged name, a Hugging Face folder, a GGUF file or a hub id",
+    served_model_name: Annotated[
+        tuple[str, ...], Words("the name that clients ask for; repeatable (MODEL)", MODEL, "NAME")
+    ] = ()
+    loop_guard: Annotated[
+        bool, Words("close thinking that repeats itself word for word", REASONING)
+    ] = True
+    reasoning_efforts: Annotated[
+        str,
+        Words(
+            "budgets of efforts that differ: low=512,high=none (minimal=128, low=1024, "
+            "medium=4096, high=16384, xhigh=none)",
+            REASONING,
+            "TABLE",
+        ),
+    ] = ""
+    kv_allow_full: Annotated[bool, Words("a request may ask for the full cache", CACHE)] = False
+    kv_cache_memory_bytes: Annotated[
+        Positive | None,
+        Words("memory of all caches (half of what the weights leave)", CACHE, "BYTES"),
+    ] = None
+    max_num_seqs: Annotated[Positive, Words("sequences that run at once", LOAD, "N")] = 64
+    max_num_batched_tokens: Annotated[
+        Positive | None, Words("tokens of one step (512, or twice --max-num-seqs)", LOAD, "TOKENS")
+    ] = None
+    max_queued: Annotated[
+        Count, Words("sequences that may wait; more are answered 429", LOAD, "N")
+    ] = 256
+    seed: Annotated[int | None, Words("makes requests without a seed reproducible", LOAD, "N")] = (
+        None
     )
-    served_model_name: Annotated[tuple[str, ...], Flag(MODEL, "NAME")] = Field(
-        default=(), description="the name that clients ask for; repeatable (MODEL)"
+    host: Annotated[str, Words("0.0.0.0 takes requests from other machines", HTTP)] = "127.0.0.1"
+    port: Annotated[Port, Words("0: any free one", HTTP)] = 8000
+    api_key: Annotated[
+        tuple[str, ...],
+        Words(f"clients must send it; repeatable; also ${KEY_VARIABLE} (none)", HTTP, "KEY"),
+    ] = ()
+    allowed_origins: Annotated[
+        tuple[str, ...],
+        Words("web pages that may call, CORS; repeatable, * for all (none)", HTTP, "URL"),
+    ] = ()
+    ssl_certfile: Annotated[Path | None, Words("serve HTTPS, with --ssl-keyfile", HTTP, "FILE")] = (
+        None
     )
-    weights: Annotated[str, Flag(MODEL, "FORMAT")] = Field(
-        default="float", description="float (as stored), bf16, int8 or nvfp4"
-    )
-    dtype: Annotated[Literal["auto", "float32", "bfloat16"], Flag(MODEL)] = Field(
-        default="auto", description="of activations"
-    )
-    max_model_len: Annotated[Positive | None, Flag(MODEL, "TOKENS")] = Field(
-        default=None, description="longest prompt and output together (the model's own)"
-    )
-    generation_defaults: Annotated[bool, Flag(MODEL)] = Field(
-        default=True, description="use the model's own sampling defaults"
-    )
-    kv_policy: Annotated[str | None, Flag(CACHE, "POLICY")] = Field(
-        default=None, description="bound the cache: 'snapkv', 'sinks_recent(sinks=4)' (full cache)"
-    )
-    kv_budget: Annotated[Positive | None, Flag(CACHE, "CELLS")] = Field(
-        default=None, description="cells that a head keeps after a compaction"
-    )
-    kv_window: Annotated[Positive, Flag(CACHE, "CELLS")] = Field(
-        default=128, description="cells appended between compactions"
-    )
-    kv_cache_memory_bytes: Annotated[Positive | None, Flag(CACHE, "BYTES")] = Field(
-        default=None, description="memory of all caches (half of what the weights leave)"
-    )
-    max_num_seqs: Annotated[Positive, Flag(LOAD, "N")] = Field(
-        default=64, description="sequences that run at once"
-    )
-    max_num_batched_tokens: Annotated[Positive | None, Flag(LOAD, "TOKENS")] = Field(
-        default=None, description="tokens of one step (512, or twice --max-num-seqs)"
-    )
-    max_queued: Annotated[int, Flag(LOAD, "N")] = Field(
-        default=256, ge=0, description="sequences that may wait; more are answered 429"
-    )
-    threads: Annotated[Positive | None, Flag(LOAD, "N")] = Field(
-        default=None, description="CPU threads (the CPUs that this process may use)"
-    )
-    seed: Annotated[int | None, Flag(LOAD, "N")] = Field(
-        default=None, description="makes requests without a seed reproducible"
-    )
-    host: Annotated[str, Flag(HTTP)] = Field(
-        default="127.0.0.1", description="0.0.0.0 takes requests from other machines"
-    )
-    port: Annotated[int, Flag(HTTP)] = Field(
-        default=8000, ge=0, le=65535, description="0: any free one"
-    )
-    api_key: Annotated[tuple[str, ...], Flag(HTTP, "KEY")] = Field(
-        default=(), description=f"clients must send it; repeatable; also ${KEY_VARIABLE} (none)"
-    )
-    allowed_origins: Annotated[tuple[str, ...], Flag(HTTP, "URL")] = Field(
-        default=(), description="web pages that may call, CORS; repeatable, * for all (none)"
-    )
-    ssl_certfile: Annotated[Path | None, Flag(HTTP, "FILE")] = Field(
-        default=None, description="serve HTTPS, with --ssl-keyfile"
-    )
-    ssl_keyfile: Annotated[Path | None, Flag(HTTP, "FILE")] = Field(
-        default=None, description="its key"
-    )
-    access_log: Annotated[bool, Flag(HTTP)] = Field(
-        default=False, description="a line for each request"
-    )
-    ping_interval: Annotated[Seconds, Flag(HTTP, "SECONDS")] = Field(
-        default=15.0, description="a silent stream gets a comment so often; 0: none"
-    )
-    request_timeout: Annotated[Seconds, Flag(LIMITS, "SECONDS")] = Field(
-        default=3600.0, description="a request's longest time, waiting included; 0: any"
-    )
-    drain_timeout: Annotated[Seconds, Flag(LIMITS, "SECONDS")] = Field(
-        default=30.0, description="SIGTERM: how long running requests may go on"
-    )
-    max_prompt_tokens: Annotated[Positive | None, Flag(LIMITS, "TOKENS")] = Field(
-        default=None, description="longest prompt (what the context leaves)"
-    )
-    max_body_bytes: Annotated[Positive, Flag(LIMITS, "BYTES")] = Field(
-        default=8 * 2**20, description="of a request"
-    )
-    max_header_bytes: Annotated[Positive, Flag(LIMITS, "BYTES")] = Field(
-        default=64 * 2**10, description="of a request"
-    )
+    ssl_keyfile: Annotated[Path | None, Words("its key", HTTP, "FILE")] = None
+    access_log: Annotated[bool, Words("a line for each request", HTTP)] = False
+    ping_interval: Annotated[
+        Seconds, Words("a silent stream gets a comment so often; 0: none", HTTP, "SECONDS")
+    ] = 15.0
+    request_timeout: Annotated[
+        Seconds, Words("a request's longest time, waiting included; 0: any", LIMITS, "SECONDS")
+    ] = 3600.0
+    drain_timeout: Annotated[
+        Seconds, Words("SIGTERM: how long running requests may go on", LIMITS, "SECONDS")
+    ] = 30.0
+    max_prompt_tokens: Annotated[
+        Positive | None, Words("longest prompt (what the context leaves)", LIMITS, "TOKENS")
+    ] = None
+    max_body_bytes: Annotated[Positive, Words("of a request", LIMITS, "BYTES")] = 8 * 2**20
+    max_header_bytes: Annotated[Positive, Words("of a request", LIMITS, "BYTES")] = 64 * 2**10
 
     @field_validator("served_model_name", "api_key", "allowed_origins", mode="before")
     @classmethod
@@ -138,6 +108,17 @@ class Settings(BaseModel):
             raise ValueError("must not be empty")
         return values
 
+    @field_validator("reasoning_efforts")
+    @classmethod
+    def _a_table(cls, value: str) -> str:
+        parse_efforts(value)
+        return value
+
+    @property
+    def efforts(self) -> Mapping[str, int | None]:
+        """Tokens of thinking by the effort's name; None: no budget."""
+        return parse_efforts(self.reasoning_efforts)
+
     @property
     def names(self) -> tuple[str, ...]:
         """What clients may call the model; the first is what answers call it."""
@@ -150,34 +131,16 @@ class Settings(BaseModel):
         for flag, file in (("certfile", self.ssl_certfile), ("keyfile", self.ssl_keyfile)):
             if file is not None and not file.is_file():
                 raise ValueError(f"--ssl-{flag} {file}: there is no such file")
-        if self.kv_policy is not None and self.kv_budget is None:
-            raise ValueError("--kv-policy needs --kv-budget: the cells that a head keeps")
-        kv = KVSpec(
-            policy=None if self.kv_policy is None else policy_from_text(self.kv_policy),
-            budget_tokens=self.kv_budget,
-            window=self.kv_window,
-        )
-        spec = ModelSpec(
-            self.model,
-            dtype=self.dtype,
-            kv=kv,
-            generation_defaults=self.generation_defaults,
-            weights=self.weights,
-        )
-        return EngineConfig(
-            models={MAIN: spec},
+        return self.config(
+            controllers=(LoopGuard(),) if self.loop_guard else (),
             kv_bytes=self.kv_cache_memory_bytes,
-            max_model_len=self.max_model_len,
             max_num_seqs=self.max_num_seqs,
             max_batched_tokens=self.max_num_batched_tokens or max(512, 2 * self.max_num_seqs),
-            threads=self.threads,
             seed=self.seed,
         )
 
-
-def flag_of(name: str) -> Flag:
-    """A field's place on the command line."""
-    return next(m for m in Settings.model_fields[name].metadata if isinstance(m, Flag))
+    def kv(self) -> KVSpec:
+        return replace(super().kv(), allow_full=self.kv_allow_full)
 
 
 def settings_from(flags: Mapping[str, Any], file: Path | None = None) -> Settings:
@@ -189,12 +152,16 @@ def settings_from(flags: Mapping[str, Any], file: Path | None = None) -> Setting
     if "api_key" not in {**values, **flags} and os.environ.get(KEY_VARIABLE):
         values["api_key"] = os.environ[KEY_VARIABLE]
     try:
-        return Settings.model_validate({**values, **flags})
+        return Settings(**{**values, **flags})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0])
         where = f"--{name.replace('_', '-')}" if name in flags else f"{file}: {name}"
-        said = "there is no such setting" if first["type"] == "extra_forbidden" else first["msg"]
+        said = (
+            "there is no such setting"
+            if first["type"] == "unexpected_keyword_argument"
+            else first["msg"]
+        )
         value = "" if name == "api_key" else f" (it is {first['input']!r})"
         raise ValueError(f"{where}: {said}{value}") from error
 

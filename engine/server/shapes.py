@@ -61,16 +61,44 @@ class Usage(TypedDict):
     completion_tokens_details: CompletionDetails
 
 
+class FunctionCall(TypedDict):
+    """`arguments` is JSON text, unless the answer was cut."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class FunctionDelta(TypedDict):
+    name: NotRequired[str]
+    arguments: str
+
+
+class ToolCallDelta(TypedDict):
+    """The first of a call has all keys; later ones have the next piece of its arguments."""
+
+    index: int
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: FunctionDelta
+
+
 class ChatMessage(TypedDict):
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    tool_calls: NotRequired[list[ToolCall]]
     reasoning_content: NotRequired[str]
     reasoning: NotRequired[str]
 
 
 class Ending(TypedDict):
-    """`stop_reason` is the stop string or id that ended a choice."""
+    """`stop_reason` is the stop string or id that ended a choice, or "repetition"."""
 
     index: int
     finish_reason: FinishReason
@@ -116,6 +144,7 @@ class Completion(Head):
 class ChatDelta(TypedDict, total=False):
     role: Literal["assistant"]
     content: str
+    tool_calls: list[ToolCallDelta]
     reasoning_content: str
     reasoning: str
 

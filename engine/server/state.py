@@ -8,8 +8,10 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
 from engine.prompt import Prompt
-from engine.server.controls import EXTRAS
+from engine.request import MAIN
+from engine.server.controls import Offer, extras
 from engine.server.errors import UNAVAILABLE, ApiError
+from engine.server.formats import FORMATS
 from engine.server.metrics import Metrics
 from engine.server.replies import Served
 from engine.server.settings import Settings
@@ -41,15 +43,16 @@ class State:
         self.draining = False
         self._engine: AsyncEngine | None = None
         self._served: Served | None = None
+        self._offer: Offer | None = None
 
     def serve(self, engine: AsyncEngine) -> None:
-        """The model is loaded."""
-        self._engine = engine
+        """The model is loaded. ValueError: its chat template can't be read."""
+        tokenizer, marked = engine.engine.tokenizer, bool(engine.engine.markers.end)
+        self._offer = Offer.of(tokenizer, marked, self.settings.efforts)
         self._served = Served(
-            tokenizer=engine.engine.tokenizer,
-            fingerprint=f"taut-{taut_version()}",
-            marked=bool(engine.engine.markers.end),
+            tokenizer=tokenizer, fingerprint=f"taut-{taut_version()}", marked=marked
         )
+        self._engine = engine
         self.metrics.serve(engine)
 
     @property
@@ -77,6 +80,11 @@ class State:
         assert self._served is not None
         return self._served
 
+    @property
+    def offer(self) -> Offer:
+        assert self._offer is not None
+        return self._offer
+
     def model_name(self, asked: str | None) -> str:
         """What answers call the model. ApiError 404: it isn't served."""
         names = self.settings.names
@@ -94,6 +102,7 @@ class State:
     def card(self, name: str) -> ModelCard:
         """One entry of /v1/models."""
         settings, engine = self.settings, self.engine.engine
+        kv = engine.config.models[MAIN].kv
         return {
             "id": name,
             "object": "model",
@@ -103,11 +112,16 @@ class State:
             "max_model_len": engine.max_model_len,
             "taut": {
                 "weights": settings.weights,
+                "activations": settings.activations,
                 "kv_policy": settings.kv_policy,
-                "kv_budget": settings.kv_budget,
+                "kv_allocation": settings.kv_allocation,
+                "kv_budget": kv.budget_tokens,
                 "thinks": self.served.marked,
+                "reasoning_efforts": dict(self.offer.efforts) if self.served.marked else {},
+                "calls_tools": self.offer.no_tools is None,
+                "response_formats": list(FORMATS),
                 "controllers": [type(each).__name__ for each in engine.config.controllers],
-                "extra_body": dict(EXTRAS),
+                "extra_body": extras(self.offer, kv.budget_tokens, allow_full=kv.allow_full),
             },
         }
 

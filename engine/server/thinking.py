@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from engine.server.fields import FieldError, boolean, known_keys, mapping, one_of
+from engine.server.errors import FieldError
+from engine.server.fields import boolean, known_keys, mapping, one_of
 
 BUDGETS = (
     "thinking_token_budget",

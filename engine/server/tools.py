@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import uuid
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from engine.model.template import variables_of
-from engine.server.fields import FieldError, boolean, mapping, one_of, string
+from engine.server.errors import FieldError
+from engine.server.fields import boolean, mapping, one_of, string
 from engine.server.tool_parser import CLOSE, OPEN, Arguments, CallStart, Event, Text, ToolCallParser
 
 MAX_TOOLS = 128
@@ -101,23 +103,21 @@ def _named(choice: Mapping[str, Any], names: tuple[str, ...]) -> str:
     return one_of(function.get("name"), names, "tool_choice.function.name")
 
 
-def check_tool_format(template: str | None, special: Collection[str]) -> None:
-    """FieldError: the model isn't one that calls tools in the format that is understood here.
+def why_no_tools(template: str | None, special: Collection[str]) -> str | None:
+    """Why a model can't call tools in the format that is understood here; None if it can.
 
     `special` are the texts of tokens that no output shows.
     """
     if template is None or "tools" not in variables_of(template):
-        raise FieldError(
-            "tools", "can't be served: the model's chat template has no place for them"
-        )
+        return "can't be served: the model's chat template has no place for them"
     if not _FORMAT.search(template) or "<function=" in template:
-        raise FieldError(
-            "tools",
+        return (
             f"can't be served: the model's template asks for calls in another format than {OPEN}"
-            '{"name": ..., "arguments": ...}' + CLOSE,
+            '{"name": ..., "arguments": ...}' + CLOSE
         )
     if OPEN in special or CLOSE in special:
-        raise FieldError("tools", f"can't be served: {OPEN} is a special token of this model")
+        return f"can't be served: {OPEN} is a special token of this model"
+    return None
 
 
 def template_messages(messages: Seq[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -151,12 +151,17 @@ def _past_call(value: object, where: str) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments or {}}}
 
 
-def tool_call_delta(event: CallStart | Arguments, id: str) -> dict[str, Any]:
-    """An entry of a chunk's `tool_calls`: the name with the call's `id` first, then arguments."""
+def tool_call_delta(event: CallStart | Arguments) -> dict[str, Any]:
+    """An entry of a chunk's `tool_calls`: the name with the call's id first, then arguments."""
     if isinstance(event, Arguments):
         return {"index": event.call, "function": {"arguments": event.text}}
-    function = {"name": event.name, "arguments": ""}
-    return {"index": event.call, "id": id, "type": "function", "function": function}
+    return {"index": event.call, **tool_call(event.name, "")}
+
+
+def tool_call(name: str, arguments: str) -> dict[str, Any]:
+    """A call with an id of its own."""
+    function = {"name": name, "arguments": arguments}
+    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
 
 
 @dataclass(frozen=True, slots=True)

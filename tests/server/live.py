@@ -172,9 +172,7 @@ def serving(
     config: EngineConfig | None, *, max_queued: int = 64, loading: bool = False, **settings: Any
 ) -> Iterator[Live]:
     """A server that must be idle again at the end. `loading`: without an engine."""
-    made = Settings.model_validate(
-        {"model": "tiny-model", "served_model_name": (NAME,), "port": 0, **settings}
-    )
+    made = Settings(**{"model": "tiny-model", "served_model_name": (NAME,), "port": 0, **settings})
     engine = None if loading or config is None else AsyncEngine(config, max_queued=max_queued)
     app = create_app(made, engine)
     sock = listen(made)

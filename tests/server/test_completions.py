@@ -149,6 +149,7 @@ def test_every_extra_that_a_card_lists_is_taken(live: Live) -> None:
     listed = live.http.get("/v1/models").json()["data"][0]["taut"]["extra_body"]
     values: dict[str, Any] = {
         "thinking_token_budget": 3,
+        "reasoning_effort": "low",
         "top_k": 5,
         "min_p": 0.1,
         "repetition_penalty": 1.1,

@@ -54,7 +54,7 @@ def error_of(response: Any, status: int = 400) -> dict[str, Any]:
         ({"logprobs": 3}, "logprobs"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
-        ({"thinking_token_budget": -1}, "thinking_token_budget"),
+        ({"thinking_token_budget": -2}, "thinking_token_budget"),
         ({"thinking_token_budget": "10"}, "thinking_token_budget"),
         ({"request_id": "a b"}, "request_id"),
         ({"request_id": ""}, "request_id"),
@@ -68,6 +68,19 @@ def error_of(response: Any, status: int = 400) -> dict[str, Any]:
         ),
         ({"continue_final_message": True}, "continue_final_message"),
         ({"kv_budget": 64}, "kv_budget"),
+        ({"kv_budget": "most"}, "kv_budget"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"schema": {"type": "string", "pattern": "("}},
+                }
+            },
+            "response_format",
+        ),
+        ({"repetition_detection": {"min_count": 2}}, "repetition_detection"),
         ({"chat_template": "{{ messages }}"}, "chat_template"),
         ({"cache_salt": "x"}, "cache_salt"),
         ({"functions": [{"name": "f"}]}, "functions"),
@@ -123,7 +136,7 @@ def test_a_context_that_is_too_long(live: Live) -> None:
     for fields in ({"prompt": [5] * 600}, {"prompt": [5] * 500, "max_tokens": 13}):
         error = error_of(live.complete(**fields))
         assert error["code"] == "context_length_exceeded"
-        assert "maximum context length" in error["message"]
+        assert "this model's maximum context length is" in error["message"]
     error = error_of(live.chat(max_completion_tokens=512))
     assert error["param"] == "max_completion_tokens"
     assert live.complete(prompt=[5] * 500, max_tokens=12, ignore_eos=True).status_code == 200

@@ -12,7 +12,7 @@ import pytest
 
 from engine import Engine, ReasoningSpec, SamplingParams
 from engine.request import Grammar
-from engine.server.fields import FieldError
+from engine.server.errors import FieldError
 from engine.server.formats import read_format
 from engine.server.tools import ToolUse, parse_answer, read_tools
 from tests.scripted import tiny_folder, tiny_spec

@@ -141,6 +141,7 @@ def test_the_command(folder: str) -> None:
         text = "\n".join(said)
         assert "256 tokens (--max-model-len)" in text
         assert "full cache" in text
+        assert "loop guard on" in text
         assert "1 key" in text
         with httpx.Client(base_url=url, headers={"Authorization": "Bearer k"}) as client:
             body: dict[str, Any] = {"messages": USER, "max_tokens": 3, "model": "mine"}

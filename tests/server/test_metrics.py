@@ -23,7 +23,7 @@ def test_names_that_dashboards_know(live: Live) -> None:
         "num_requests_running num_requests_waiting kv_cache_usage_perc num_preemptions "
         "prompt_tokens generation_tokens time_to_first_token_seconds request_success "
         "time_per_output_token_seconds e2e_request_latency_seconds request_queue_time_seconds "
-        "thinking_tokens kv_cache_bytes kv_cells_evicted ran_tokens edits"
+        "thinking_tokens kv_cache_bytes kv_cells_evicted ran_tokens edits loops early_stops"
     )
     live.chat(max_tokens=1)
     found = families(live)
@@ -43,6 +43,7 @@ def test_what_a_request_counts(live: Live) -> None:
     assert live.metric("taut:generation_tokens_total") > 3 * 5
     assert live.metric("taut:request_success_total", finished_reason="stop") == 3
     assert live.metric("taut:edits_total", controller="ThinkingBudget") == 2
+    assert live.metric("taut:early_stops_total") == 2
     assert live.metric("taut:time_to_first_token_seconds_count") == 2
     assert live.metric("taut:request_queue_time_seconds_count") == 2
     assert live.metric("taut:ran_tokens_total", role="main") > 0

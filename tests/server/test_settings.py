@@ -7,19 +7,26 @@ from typing import Any
 
 import pytest
 
+from engine.options import options_of
+from engine.scheduler.controllers.loop_guard import LoopGuard
 from engine.server.flags import parse
-from engine.server.settings import Settings, flag_of
+from engine.server.settings import Settings
 
 VALUES: dict[str, Any] = {
     "model": "some/model",
     "served_model_name": ["a", "b"],
     "weights": "int8",
+    "activations": "int16",
     "dtype": "bfloat16",
     "max_model_len": 100,
     "generation_defaults": False,
     "kv_policy": "snapkv",
+    "kv_allocation": "adakv",
     "kv_budget": 64,
     "kv_window": 32,
+    "kv_allow_full": True,
+    "loop_guard": False,
+    "reasoning_efforts": "low=7",
     "kv_cache_memory_bytes": 10**9,
     "max_num_seqs": 3,
     "max_num_batched_tokens": 77,
@@ -68,9 +75,10 @@ def as_yaml(values: dict[str, Any]) -> str:
 
 
 def test_every_setting_from_everywhere(tmp_path: Path) -> None:
-    assert set(VALUES) == set(Settings.model_fields)
-    expected = Settings.model_validate(VALUES)
-    assert all(getattr(expected, name) != f.default for name, f in Settings.model_fields.items())
+    options = list(options_of(Settings))
+    assert set(VALUES) == {option.name for option in options}
+    expected = Settings(**VALUES)
+    assert all(getattr(expected, option.name) != option.default for option in options)
     assert parse(as_flags(VALUES)) == expected
     for name, text in (("a.toml", as_toml(VALUES)), ("a.yaml", as_yaml(VALUES))):
         (tmp_path / name).write_text(text)
@@ -102,7 +110,7 @@ def test_a_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--nothing", "1"], "--nothing"),
         (["a", "b"], "b"),
         (["--config", "a.ini"], "a.ini: must be"),
-        (["--dtype", "float16"], "--dtype: "),
+        (["--reasoning-efforts", "low"], "--reasoning-efforts: .*low=512"),
     ],
 )
 def test_bad_flags(args: list[str], words: str) -> None:
@@ -141,6 +149,10 @@ def test_a_wrong_key_is_not_shown(tmp_path: Path) -> None:
         (["--kv-policy", "snapkv"], "--kv-budget"),
         (["--kv-policy", "nothing", "--kv-budget", "64"], "nothing"),
         (["--weights", "int3"], "int3"),
+        (["--activations", "int3"], "int3"),
+        (["--dtype", "float16"], "float16"),
+        (["--kv-allocation", "adakv"], "needs a policy"),
+        (["--threads", "0"], "threads"),
         (["--ssl-keyfile", "k.pem"], "--ssl-certfile"),
         (["--ssl-keyfile", "k.pem", "--ssl-certfile", "c.pem"], "--ssl-certfile c.pem"),
     ],
@@ -155,7 +167,17 @@ def test_the_engine_s_config() -> None:
     made = config.engine_config()
     assert made.models["main"].kv.budget_tokens == 64
     assert made.max_batched_tokens == 600
+    assert made.controllers == (LoopGuard(),)
+    assert not made.models["main"].kv.allow_full
     assert config.names == ("m",)
+    assert config.efforts["low"] == 1024
+    bare = parse(["--no-loop-guard", "--reasoning-efforts", "low=7,medium=none"])
+    assert bare.engine_config().controllers == ()
+    assert (bare.efforts["low"], bare.efforts["medium"], bare.efforts["high"]) == (7, None, 16384)
+    allowing = ["--kv-policy", "snapkv", "--kv-budget", "64", "--kv-allow-full"]
+    kv = parse([*allowing, "--kv-allocation", "adakv"]).engine_config().models["main"].kv
+    assert kv.allow_full
+    assert type(kv.allocation).__name__ == "AdaKV"
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,6 +186,6 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit.value.code == 0
     text = capsys.readouterr().out
     assert len(text.splitlines()) < 70
-    for name in Settings.model_fields:
-        assert name == "model" or f"--{name.replace('_', '-')}" in text
-    assert all(f"{flag_of(name).group}:" in text for name in Settings.model_fields)
+    for option in options_of(Settings):
+        assert option.name == "model" or f"--{option.name.replace('_', '-')}" in text
+        assert f"{option.words.group}:" in text

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.model.template import variables_of
-from engine.server.fields import FieldError
+from engine.server.errors import FieldError
 from engine.server.thinking import (
     BUDGETS,
     EFFORTS,
