@@ -28,6 +28,13 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[
 
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what the engine chooses.")]
 
+Chat = Annotated[
+    bool | None,
+    typer.Option(
+        "--chat/--no-chat", help="Ask through the chat template; left out: if there is one."
+    ),
+]
+
 Command = TypeVar("Command", bound=Callable[..., None])
 
 
@@ -67,12 +74,7 @@ def generate(
     prompts: Annotated[list[str], typer.Argument(metavar="PROMPTS", help="Texts; - reads stdin.")],
     options: ModelOptions,
     sampling: SamplingOptions,
-    chat: Annotated[
-        bool | None,
-        typer.Option(
-            "--chat/--no-chat", help="Ask through the chat template; left out: if there is one."
-        ),
-    ] = None,
+    chat: Chat = None,
     n: Annotated[int, typer.Option(help="Continuations of each prompt.")] = 1,
     stop: Annotated[
         list[str] | None, typer.Option(metavar="<str>", help="End before this text; repeatable.")
@@ -215,41 +217,26 @@ def info(options: ModelOptions) -> None:
 
 
 @app.command("inspect-kv")
+@with_options
 def inspect_kv(
     prompt: Annotated[str, typer.Argument(help="A text; - reads stdin.")],
+    options: ModelOptions,
+    sampling: SamplingOptions,
     out: Annotated[Path | None, typer.Option(help="The HTML file to write.")] = None,
     json: Annotated[Path | None, typer.Option(help="The same as JSON.")] = None,
-    model: Model = DEFAULT_MODEL,
-    chat: Annotated[
-        bool | None,
-        typer.Option(
-            "--chat/--no-chat", help="Ask through the chat template; left out: if there is one."
-        ),
-    ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 512,
-    temperature: Temperature = None,
-    seed: Seed = None,
-    dtype: Dtype = "auto",
-    weights: Weights = "float",
-    kv_policy: KVPolicy = None,
-    kv_allocation: KVAllocation = None,
-    kv_budget: KVBudget = None,
-    kv_window: KVWindow = 128,
+    chat: Chat = None,
 ) -> None:
     """Write a page of what each layer and head kept of a run."""
     from engine.inspect_kv.page import check_paths, write
     from engine.inspect_kv.trace import record
-    from engine.request import SamplingParams
 
     check_paths(out, json)
-    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     (text,) = _texts([prompt])
-    with _engine(
-        model, dtype, weights, kv_policy, kv_allocation, kv_budget, kv_window, None, True
-    ) as engine:
+    with _engine(options) as engine:
         if chat is None:
             chat = engine.tokenizer.chat_template is not None
-        trace = record(engine, [{"role": "user", "content": text}] if chat else text, params)
+        asked = [{"role": "user", "content": text}] if chat else text
+        trace = record(engine, asked, sampling.params())
     _fail_with_errors([trace.output])
     write(trace, out, json)
 

@@ -15,7 +15,7 @@ ROWS = (
     ("server",),
     ("service",),
     ("engine", "build", "calibrate", "assembler", "progress", "prompt", "choices"),
-    ("config", "output"),
+    ("config", "options", "output"),
     ("executor",),
     ("cache", "scheduler", "model", "sampling"),
     ("kernels", "request", "metrics", "host", "noise", "abacus"),
