@@ -27,9 +27,11 @@ class Model(NamedTuple):
     config: DecoderConfig  # as read from the folder
     tensors: dict[str, Tensor]
 
-    def logits(self, tokens: Seq[int], keep: Tensor | None = None) -> Tensor:
+    def logits(
+        self, tokens: Seq[int], keep: Tensor | None = None, refits: Seq[oracle.Refit] = ()
+    ) -> Tensor:
         """The oracle's, [T, V]."""
-        return oracle.logits(self.config, self.tensors, torch.tensor(tokens), keep)
+        return oracle.logits(self.config, self.tensors, torch.tensor(tokens), keep, refits)
 
 
 def write_model(folder: Path, family: str = "llama", **flags: Any) -> Model:
@@ -150,7 +152,8 @@ class CacheTape(Tape):
     """Also what the cache held, as it says itself.
 
     `keeps` [L, H, T, T]: the cells that each query saw. `compacted`: tokens computed at each
-    compaction. `held` [L, H] after the last step, `most` the largest mean over the heads.
+    compaction. `held` [L, H] after the last step, `most` the largest mean over the heads. `refits`:
+    the biases after each compaction, and the values of the cells that have one.
     """
 
     def __init__(self, engine: Engine, size: int = 512) -> None:
@@ -162,6 +165,7 @@ class CacheTape(Tape):
         self.compacted: dict[str, list[int]] = {}
         self.held: dict[str, Tensor] = {}
         self.most: dict[str, float] = {}
+        self.refits: dict[str, list[oracle.Refit]] = {}
 
     def run(self, batch: Batch) -> StepOutput:
         for row in batch.rows:
@@ -176,6 +180,8 @@ class CacheTape(Tape):
         own = torch.zeros_like(self._causal[: row.count])
         own[:, row.start : end] = self._causal[: row.count, : row.count]
         keeps[:, :, row.start : end] = own
+        refits = self.refits.setdefault(row.seq.id, [])
+        refits[:] = [refit for refit in refits if refit.start <= row.start]
         for layer in range(cache.shape.layers):
             for head, positions in enumerate(cache.positions(row.seq.slots[MAIN], layer)):
                 keeps[layer, head, row.start : end, torch.from_numpy(positions).long()] = True
@@ -191,3 +197,19 @@ class CacheTape(Tape):
             self.most[seq.id] = max(self.most.get(seq.id, 0.0), float(cells.mean()))
             if held.sum() < cells.sum():
                 self.compacted.setdefault(seq.id, []).append(cache.computed(seq.slots[MAIN]))
+                if cache._store.bias is not None:
+                    self.refits[seq.id].append(self._refit(seq.slots[MAIN]))
+
+    def _refit(self, slot: int) -> oracle.Refit:
+        cache = self.executor.cache
+        shape, store, size = cache.shape, cache._store, len(self._causal)
+        heads = (shape.layers, shape.kv_heads, size)
+        bias, v = torch.zeros(heads), torch.zeros(*heads, shape.head_dim)
+        assert store.bias is not None
+        for layer in range(shape.layers):
+            for head, positions in enumerate(cache.positions(slot, layer)):
+                at, count = torch.from_numpy(positions).long(), len(positions)
+                pages = torch.from_numpy(cache._tables.table[slot, layer, head]).long()
+                bias[layer, head, at] = store.bias[pages].flatten()[:count]
+                v[layer, head, at] = store.v[pages].flatten(0, 1)[:count].float()
+        return oracle.Refit(cache.computed(slot), bias != 0, bias, v)

@@ -5,7 +5,8 @@ query may still see, so that a compacted cache can be compared with it, mask for
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +15,15 @@ from engine.model.architecture import DecoderConfig
 
 Keep = Tensor | Callable[[int], Tensor]
 """[L, H, T, T] bool (layer, kv head, query, key), or a function from the layer to [H, T, T]."""
+
+
+class Refit(NamedTuple):
+    """Biases, and values in place of the model's own, that queries from `start` on meet."""
+
+    start: int
+    there: Tensor  # [L, H, T] bool, the keys that have them
+    bias: Tensor  # [L, H, T]
+    v: Tensor  # [L, H, T, D]
 
 
 def frequency(config: DecoderConfig, pair: int, position: int) -> float:
@@ -77,9 +87,14 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def logits(
-    config: DecoderConfig, tensors: Mapping[str, Tensor], ids: Tensor, keep: Keep | None = None
+    config: DecoderConfig,
+    tensors: Mapping[str, Tensor],
+    ids: Tensor,
+    keep: Keep | None = None,
+    refits: Sequence[Refit] = (),
 ) -> Tensor:
-    """ids [T] -> [T, V] float32."""
+    """ids [T] -> [T, V] float32. Of the refits, in order of their starts, the last that has begun
+    counts."""
     w = {name: tensor.float() for name, tensor in tensors.items()}
     size, eps = len(ids), config.norm_eps
 
@@ -105,6 +120,12 @@ def logits(
         scores = q @ k.transpose(1, 2) / math.sqrt(config.head_dim)  # [Hq, T, T]
         scores = scores.masked_fill(~seen.repeat_interleave(group, 0), -math.inf)
         heads = torch.softmax(scores, -1) @ v.repeat_interleave(group, 0)
+        for refit in refits:
+            there, bias = refit.there[layer, :, :size], refit.bias[layer, :, :size]
+            values = torch.where(there[..., None], refit.v[layer, :, :size], v)
+            added = torch.where(there, bias, 0.0).repeat_interleave(group, 0)[:, None]
+            weights = torch.softmax(scores[:, refit.start :] + added, -1)
+            heads[:, refit.start :] = weights @ values.repeat_interleave(group, 0)
         x = x + linear(at + "self_attn.o_proj", heads.transpose(0, 1).reshape(size, -1))
         h = norm(x, w[at + "post_attention_layernorm.weight"], eps)
         gate, up = linear(at + "mlp.gate_proj", h), linear(at + "mlp.up_proj", h)

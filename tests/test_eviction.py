@@ -12,6 +12,7 @@ from engine.cache.allocation import Allocation
 from engine.cache.allocations.adakv import AdaKV
 from engine.cache.allocations.pyramid import Pyramid
 from engine.cache.allocations.reasonalloc import ReasonAlloc
+from engine.cache.policies.am import AM
 from engine.cache.policies.h2o import H2O
 from engine.cache.policies.kara import Kara
 from engine.cache.policies.keydiff import KeyDiff
@@ -19,6 +20,7 @@ from engine.cache.policies.knorm import Knorm
 from engine.cache.policies.rkv import RKV
 from engine.cache.policies.sinks_recent import SinksRecent
 from engine.cache.policies.snapkv import SnapKV
+from engine.cache.policies.tam import TAM
 from engine.cache.policies.tova import TOVA
 from engine.cache.policies.vase import VaSE
 from engine.cache.policy import KVPolicy, KVSpec
@@ -59,6 +61,8 @@ SPECS = {
     "sinks-recent-ragged": spec(SinksRecent(sinks=2), Ragged()),
     "snapkv": spec(SnapKV(queries=4, kernel=3)),
     "snapkv-ragged": spec(SnapKV(queries=6, group="mean"), Ragged()),
+    "am-ragged": spec(AM(queries=6, score="rms"), Ragged()),
+    "tam": spec(TAM(queries=8, tail=5, pivotal=1.1, shortest=8)),
 }
 each_spec = pytest.mark.parametrize("kv", SPECS.values(), ids=SPECS)
 
@@ -102,7 +106,7 @@ def assert_oracles(model: Model, tape: CacheTape, output: Output) -> None:
     tokens = [*output.prompt_token_ids, *output.token_ids]
     first = len(output.prompt_token_ids)
     keep = tape.keeps[output.id][:, :, : len(tokens), : len(tokens)]
-    truth = model.logits(tokens, keep)[first - 1 : -1]
+    truth = model.logits(tokens, keep, tape.refits[output.id])[first - 1 : -1]
     got = tape.stacked(output.id)
     assert got.shape == truth.shape
     assert (got - truth).abs().max() <= 1e-4

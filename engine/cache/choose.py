@@ -18,17 +18,17 @@ def ranks(utility: Tensor, valid: Tensor) -> Tensor:
     return rank.scatter_(-1, best, index.expand_as(best)).flip(-1)
 
 
-def kept_mask(utility: Tensor, valid: Tensor, budget: Tensor) -> Tensor:
+def keep_mask(utility: Tensor, valid: Tensor, budget: Tensor) -> Tensor:
     """Which are each head's `budget` [S, H] best valid cells (see `ranks`): [S, H, N] bool."""
     return valid & (ranks(utility, valid) < budget[..., None])
 
 
 def keep_best(utility: Tensor, valid: Tensor, budget: Tensor) -> Tensor:
-    """Indices of each head's best cells (see `kept_mask`), ascending, -1 at the end: [S, H, M]."""
-    return indices(kept_mask(utility, valid, budget))
+    """Indices of each head's best cells (see `keep_mask`), ascending, -1 at the end: [S, H, M]."""
+    return ascending(keep_mask(utility, valid, budget))
 
 
-def indices(stays: Tensor) -> Tensor:
+def ascending(stays: Tensor) -> Tensor:
     """[S, H, N] bool -> [S, H, M] where it's true, ascending, -1 at the end."""
     cells, width = stays.shape[-1], int(stays.sum(-1).max())
     index = torch.arange(cells, device=stays.device)
@@ -43,7 +43,7 @@ def best_of_layer(utility: Tensor, valid: Tensor, total: int) -> Tensor:
     """
     slots, heads, cells = valid.shape
     budget = torch.full((slots, 1), total, dtype=torch.int64, device=valid.device)
-    stays = kept_mask(utility.reshape(slots, 1, -1), valid.reshape(slots, 1, -1), budget)
+    stays = keep_mask(utility.reshape(slots, 1, -1), valid.reshape(slots, 1, -1), budget)
     return stays.view(slots, heads, cells).sum(-1)
 
 

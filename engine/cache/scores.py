@@ -28,7 +28,7 @@ def head_logits(queries: Tensor, k: Tensor) -> Tensor:
     kv_heads = k.shape[1]
     q = queries.float().view(slots, window, kv_heads, q_heads // kv_heads, dim)
     q = q.permute(0, 2, 3, 1, 4).flatten(2, 3) * dim**-0.5  # [S, H, G * W, D]
-    return (q @ k.float().mT).unflatten(2, (-1, window))  # type: ignore[no-untyped-call]
+    return (q @ k.float().mT).unflatten(2, (-1, window))
 
 
 def attention(logits: Tensor, seen: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ def found() -> list[type[KVPolicy]]:
 
 
 def view_for(policy: KVPolicy, counts: list[list[int]], gaps: bool = True) -> LayerView:
-    return make_view(policy.remembers(24, 32), counts, gaps)
+    return make_view(policy.remembers(24, 32), counts, gaps, bias=policy.bias)
 
 
 ALL = [*(cls() for cls in found()), VaSE(variant="dkv")]
@@ -95,22 +95,30 @@ def test_a_slot_chooses_alone_as_in_company(policy: KVPolicy) -> None:
     counts = [[90, 41], [64, 80], [50, 100]]
     view = view_for(policy, counts)
     budget = torch.tensor([[20, 22], [30, 24], [20, 20]])
-    together = run(policy, view, budget, 24)
+    together = policy.compact(view, policy.utility(view, 24), budget)
     for slot, heads in enumerate(counts):
         cells = max(heads)
         one = view._replace(
-            end=cells,
             k=view.k[slot, None, :, :cells],
             v=view.v[slot, None, :, :cells],
             pos=view.pos[slot, None, :, :cells],
             valid=view.valid[slot, None, :, :cells],
             queries=None if view.queries is None else view.queries[slot, None],
             query_pos=None if view.query_pos is None else view.query_pos[slot, None],
+            bias=None if view.bias is None else view.bias[slot, None, :, :cells],
+            thoughts=None if view.thoughts is None else view.thoughts[slot, None],
             key=None if view.key is None else view.key[slot, None],
         )
-        alone = run(policy, one, budget[slot, None], 24)[0]
-        for mine, theirs in zip(alone, together[slot], strict=True):
-            assert mine[mine >= 0].tolist() == theirs[theirs >= 0].tolist()
+        alone = policy.compact(one, policy.utility(one, 24), budget[slot, None])
+        for head in range(len(heads)):
+            mine, theirs = alone.keep[0, head], together.keep[slot, head]
+            count = int((mine >= 0).sum())
+            assert mine[:count].tolist() == theirs[theirs >= 0].tolist()
+            for name in ("k", "v", "bias"):
+                got, expected = getattr(alone, name), getattr(together, name)
+                if expected is not None:
+                    both = got[0, head, :count], expected[slot, head, :count]
+                    torch.testing.assert_close(*both, atol=1e-5, rtol=1e-5)
 
 
 @every_policy

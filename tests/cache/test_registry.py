@@ -4,6 +4,7 @@ import pytest
 
 from engine.cache.policies.sinks_recent import SinksRecent
 from engine.cache.policies.snapkv import SnapKV
+from engine.cache.policies.tam import TAM
 from engine.cache.policy import KVPolicy
 from engine.cache.registry import policy_classes, policy_from_text
 
@@ -22,6 +23,8 @@ def test_every_file_of_the_folder_is_a_policy() -> None:
         (" snapkv() ", SnapKV()),
         ("snapkv(queries=16, group='mean', sinks=None)", SnapKV(queries=16, group="mean")),
         ("sinks_recent(sinks=2)", SinksRecent(sinks=2)),
+        ("tam()", TAM()),
+        ("tam(pivotal=2, lead=0)", TAM(pivotal=2, lead=0)),
     ],
 )
 def test_text_makes_a_policy(text: str, policy: KVPolicy) -> None:

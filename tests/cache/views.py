@@ -9,7 +9,9 @@ from engine.cache.view import LayerView
 GROUP = 2
 
 
-def make_view(queries: int, counts: list[list[int]], gaps: bool = True, seed: int = 0) -> LayerView:
+def make_view(
+    queries: int, counts: list[list[int]], gaps: bool = True, seed: int = 0, bias: bool = False
+) -> LayerView:
     """A view of slots whose heads hold `counts` [S][H] cells, and of `queries` later queries."""
     noise = torch.Generator().manual_seed(seed)
     length = torch.tensor(counts)
@@ -20,17 +22,22 @@ def make_view(queries: int, counts: list[list[int]], gaps: bool = True, seed: in
     if queries:
         rows = torch.randn((slots, queries, heads * GROUP, 8), generator=noise)
         pos = torch.arange(queries).expand(slots, -1) + 1000
+    k, v = (torch.randn(slots, heads, cells, 8, generator=noise) for _ in range(2))
+    at = steps.cumsum(-1)
+    ends = torch.arange(10, max(int(at.max()), 11), 7)
     return LayerView(
         layer=1,
         start=0,
-        end=cells,
-        k=torch.randn(slots, heads, cells, 8, generator=noise),
-        v=torch.randn(slots, heads, cells, 8, generator=noise),
-        pos=steps.cumsum(-1),
+        end=int(at.max()) + 1,
+        k=k,
+        v=v,
+        pos=at,
         valid=torch.arange(cells) < length[..., None],
         queries=rows,
         query_pos=pos,
-        key=torch.arange(slots) + 1000 * seed,
+        bias=torch.rand(slots, heads, cells, generator=noise) if bias else None,
+        thoughts=ends.expand(slots, -1),
+        key=torch.arange(slots) + 2**62 + 1000 * seed,
     )
 
 

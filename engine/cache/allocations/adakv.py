@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.cache import checks
 from engine.cache.allocation import Allocation
-from engine.cache.choose import best_of_layer, kept_mask, shared
+from engine.cache.choose import best_of_layer, keep_mask, shared
 from engine.cache.view import KVShape
 
 
@@ -33,6 +33,6 @@ class AdaKV(Allocation):
     def head_budgets(self, utility: Tensor, valid: Tensor, total: int) -> Tensor:
         heads = utility.shape[1]
         own = torch.full_like(valid[..., 0], int(self.safe * total), dtype=torch.int64)
-        utility = utility.masked_fill(kept_mask(utility, valid, own), torch.inf)
+        utility = utility.masked_fill(keep_mask(utility, valid, own), torch.inf)
         counts = best_of_layer(utility, valid, heads * total)
         return shared(counts, heads * total, counts, counts)  # all of them: the rest is even

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from engine.cache import checks
-from engine.cache.choose import keep_best, kept_mask
+from engine.cache.choose import keep_best, keep_mask
 from engine.cache.noise import normal, uniform
 from engine.cache.policy import ScorePolicy
 from engine.cache.scores import mean_pool, older, window_attention
@@ -81,7 +81,7 @@ class VaSE(ScorePolicy):
         candidates = older(view, recent)
         spread = (view.v.amax(-1) - view.v.amin(-1)).float()  # [S, H, N]
         spread = spread.masked_fill(view.pos < sinks[..., None], torch.inf)
-        wide = kept_mask(spread, candidates, self._wide(budget, sinks, recent))
+        wide = keep_mask(spread, candidates, self._wide(budget, sinks, recent))
         weight = utility.double().clamp(min=torch.finfo(torch.float64).tiny).log()
         drawn = weight - (-uniform(view).log()).log()  # Gumbel noise
         drawn = drawn.masked_fill(wide | (view.valid & ~candidates), torch.inf)
