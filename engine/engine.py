@@ -18,7 +18,7 @@ import torch
 
 from engine import build
 from engine.assembler import Request
-from engine.cache.paged import KVStats
+from engine.cache.sizes import KVStats
 from engine.config import EngineConfig, ModelSpec
 from engine.host import usable_cpus
 from engine.metrics import MemoryMeter, MemoryTime

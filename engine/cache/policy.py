@@ -18,6 +18,7 @@ from torch import Tensor
 from engine.cache.allocation import Allocation
 from engine.cache.allocations.uniform import Uniform
 from engine.cache.choose import keep_best
+from engine.cache.format import FLOATS, FORMATS, KVFormat, format_of
 from engine.cache.view import Compaction, LayerView
 
 MIN_BUDGET = 4
@@ -167,10 +168,14 @@ class KVSpec:
     `policy` None is the full cache. `budget_tokens` cells a head stay after a compaction, on
     average, everything counted; `window` more may be appended before the next one. A request may
     ask for a smaller budget (`SamplingParams.kv_budget`), and with `allow_full` for the full cache.
-    `format` "auto" stores cells in the model's dtype.
+    `format` "auto" stores cells in the model's dtype. int8, int4 and int2 pack them in groups of 64
+    but for the last `tail_tokens` of each head and up to two groups more, which are in
+    `tail_format`; all of them count as cells of the budget.
     """
 
-    format: Literal["auto", "fp32", "bf16"] = "auto"
+    format: Literal["auto", "fp32", "bf16", "int8", "int4", "int2"] = "auto"
+    tail_tokens: int = 64
+    tail_format: Literal["auto", "fp32", "bf16"] = "auto"
     policy: KVPolicy | None = None
     allocation: Allocation = field(default_factory=Uniform)
     budget_tokens: int | None = None
@@ -178,11 +183,12 @@ class KVSpec:
     allow_full: bool = False
 
     def __post_init__(self) -> None:
-        if self.format not in ("auto", "fp32", "bf16"):
-            raise ValueError(
-                f"format must be auto, fp32 or bf16, not {self.format!r}; packed cells of fewer "
-                "bits aren't supported yet"
-            )
+        if self.format not in FORMATS:
+            raise ValueError(f"format must be one of {', '.join(FORMATS)}, not {self.format!r}")
+        if self.tail_format not in ("auto", *FLOATS):
+            raise ValueError(f"tail_format must be auto, fp32 or bf16, not {self.tail_format!r}")
+        if not _integer(self.tail_tokens) or self.tail_tokens < 0:
+            raise ValueError(f"tail_tokens must be at least 0, not {self.tail_tokens!r}")
         if self.policy is not None and not isinstance(self.policy, KVPolicy):
             raise ValueError(f"policy must be a KVPolicy such as SnapKV(), not {self.policy!r}")
         if not isinstance(self.allocation, Allocation):
@@ -211,6 +217,10 @@ class KVSpec:
         reason = policy.refuses(self.budget_tokens, self.window)
         if reason is not None:
             raise ValueError(f"policy {policy}: {reason}")
+
+    def cells(self, model: torch.dtype) -> KVFormat:
+        """How cells of a model of that dtype are stored."""
+        return format_of(self.format, self.tail_format, self.tail_tokens, model)
 
     def measured(self, model: Path) -> KVSpec:
         """This, with what was measured of the model whose files lie there."""

@@ -42,6 +42,10 @@ class PackedCells(NamedTuple):
     table: Tensor  # [B, H, G] int32 page ids; any page where the fill is 0
     fill: Tensor  # [B, H, G] int32: a page's first so many cells are the head's
 
+    @property
+    def bits(self) -> int:
+        return self.k.shape[1] // (self.k_grid.shape[2] * PACK // 8)
+
 
 def value_channels(dim: int) -> int:
     """C: 64, or the most of 48, 32 and 16 that divides the head's dimension, or all of it."""
@@ -91,7 +95,7 @@ def keys_of_codes(codes: Tensor, bits: int) -> Tensor:
 
 def codes_of_keys(packed: Tensor, bits: int) -> Tensor:
     """[n, D * 8 * bits] -> [n, 64, D] uint8."""
-    codes = _unbytes(packed, bits).view(packed.shape[0], -1, _LANES, 4)
+    codes = _unbytes(packed, bits).unflatten(1, (-1, _LANES, 4))
     return codes.permute(0, 3, 2, 1).flatten(1, 2)
 
 
@@ -102,7 +106,7 @@ def values_of_codes(codes: Tensor, bits: int) -> Tensor:
 
 def codes_of_values(packed: Tensor, bits: int) -> Tensor:
     """[n, D * 8 * bits] -> [n, 64, D] uint8."""
-    codes = _unbytes(packed, bits).view(packed.shape[0], _LANES, -1, 4)
+    codes = _unbytes(packed, bits).unflatten(1, (_LANES, -1, 4))
     return codes.permute(0, 1, 3, 2).flatten(1, 2)
 
 
@@ -127,7 +131,7 @@ def _codes(x: Tensor, step: Tensor, least: Tensor, bits: int) -> Tensor:
 
 def _bytes(codes: Tensor, bits: int) -> Tensor:
     """Neighbouring codes of [n, ...] side by side in bytes: [n, codes * bits / 8]."""
-    each = codes.reshape(codes.shape[0], -1, 8 // bits)
+    each = codes.flatten(1).unflatten(1, (-1, 8 // bits))
     packed = each[..., 0].clone()
     for i in range(1, 8 // bits):
         packed |= each[..., i] << bits * i

@@ -68,11 +68,14 @@ class Decoder:
         device: torch.device | str,
         prefer: Sequence[str] = (),
         weights: WeightFormat = WEIGHT_FORMATS["float"],
+        kv_bits: int = 0,
     ) -> Decoder:
-        """`dtype` (of activations) float32 or bfloat16; `prefer` names linear backends to ask
-        first. Matrices that the file has in NVFP4 stay as they are, whatever `weights`.
+        """`dtype` (of activations) float32 or bfloat16; `prefer` names backends to ask first.
+        Matrices that the file has in NVFP4 stay as they are, whatever `weights`. `kv_bits`: those
+        of the cache's packed cells, 0 if it has none.
         """
-        return _Loader(checkpoint, dtype, torch.device(device), prefer, weights).decoder()
+        loader = _Loader(checkpoint, dtype, torch.device(device), prefer, weights, kv_bits)
+        return loader.decoder()
 
     def forward(self, ids: Tensor, ctx: StepContext) -> Tensor:
         """ids [T] int64 -> final-normed hidden states [T, E]."""
@@ -94,6 +97,7 @@ class _Loader:
         device: torch.device,
         prefer: Sequence[str],
         weights: WeightFormat,
+        kv_bits: int,
     ) -> None:
         if dtype not in (torch.float32, torch.bfloat16):
             raise ValueError(f"dtype must be torch.float32 or torch.bfloat16, not {dtype}")
@@ -103,6 +107,7 @@ class _Loader:
         self.device = device
         self.prefer = prefer
         self.weights = weights
+        self.kv_bits = kv_bits
         self.sizes: list[int] = []  # bytes of each tensor
 
     def decoder(self) -> Decoder:
@@ -121,7 +126,8 @@ class _Loader:
         """All layers as one op, in the backend that serves what their matrices became."""
         cfg = self.config
         held = {m.linear.backend for x in layers for m in (x.qkv, x.out, x.gate_up, x.down)}
-        spec = LayersSpec(self.device.type, self.dtype, cfg.head_dim, frozenset(held))
+        kinds = (self.device.type, self.dtype, cfg.head_dim, frozenset(held))
+        spec = LayersSpec(*kinds, self.kv_bits)
         shape = LayersShape(cfg.q_heads, cfg.kv_heads, cfg.head_dim, cfg.norm_eps)
         return cast(Layers, select(LAYERS, spec, self.prefer).build(shape, layers, norm))
 
