@@ -67,7 +67,8 @@ def load_model(role: Role, spec: ModelSpec, backends: tuple[str, ...]) -> Loaded
     device = torch.device(device_of(spec.device))
     dtype = dtype_of(spec.dtype, device)
     checkpoint = open_checkpoint(spec.model)
-    spec = replace(spec, kv=spec.kv.measured(checkpoint.path))
+    kv = spec.kv.measured(checkpoint.path).sized(shape_of(checkpoint.config), dtype)
+    spec = replace(spec, kv=kv)
     check_weights(checkpoint, spec.weights)
     checkpoint.check()
     with ThreadPoolExecutor(1) as beside:  # much of a start-up's time is either of the two

@@ -48,6 +48,10 @@ KVAllocation = Annotated[
     typer.Option(help="Cells of each layer and head: 'reasonalloc', 'adakv(safe=0.2)'; else even."),
 ]
 KVBudget = Annotated[int | None, typer.Option(help="Cells a head keeps after a compaction.")]
+KVBudgetBytes = Annotated[
+    int | None, typer.Option(help="Bytes of a sequence's cells instead: fewer bits, more cells.")
+]
+KVFormat = Annotated[str, typer.Option(help="auto, fp32, bf16, or packed: int8, int4, int2.")]
 KVWindow = Annotated[int, typer.Option(help="Cells appended between compactions.")]
 MaxLen = Annotated[int | None, typer.Option(help="Longest prompt and output together.")]
 Defaults = Annotated[
@@ -80,6 +84,8 @@ def generate(
     kv_policy: KVPolicy = None,
     kv_allocation: KVAllocation = None,
     kv_budget: KVBudget = None,
+    kv_budget_bytes: KVBudgetBytes = None,
+    kv_format: KVFormat = "auto",
     kv_window: KVWindow = 128,
     max_model_len: MaxLen = None,
     generation_defaults: Defaults = True,
@@ -115,6 +121,8 @@ def generate(
         kv_policy,
         kv_allocation,
         kv_budget,
+        kv_budget_bytes,
+        kv_format,
         kv_window,
         max_model_len,
         generation_defaults,
@@ -143,6 +151,8 @@ def chat(
     kv_policy: KVPolicy = None,
     kv_allocation: KVAllocation = None,
     kv_budget: KVBudget = None,
+    kv_budget_bytes: KVBudgetBytes = None,
+    kv_format: KVFormat = "auto",
     kv_window: KVWindow = 128,
     max_model_len: MaxLen = None,
     generation_defaults: Defaults = True,
@@ -169,6 +179,8 @@ def chat(
         kv_policy,
         kv_allocation,
         kv_budget,
+        kv_budget_bytes,
+        kv_format,
         kv_window,
         max_model_len,
         generation_defaults,
@@ -230,6 +242,8 @@ def info(
     kv_policy: KVPolicy = None,
     kv_allocation: KVAllocation = None,
     kv_budget: KVBudget = None,
+    kv_budget_bytes: KVBudgetBytes = None,
+    kv_format: KVFormat = "auto",
     kv_window: KVWindow = 128,
     max_model_len: MaxLen = None,
     generation_defaults: Defaults = True,
@@ -245,6 +259,8 @@ def info(
             kv_policy,
             kv_allocation,
             kv_budget,
+            kv_budget_bytes,
+            kv_format,
             kv_window,
             max_model_len,
             generation_defaults,
@@ -274,6 +290,8 @@ def _config(
     kv_policy: str | None,
     kv_allocation: str | None,
     kv_budget: int | None,
+    kv_budget_bytes: int | None,
+    kv_format: str,
     kv_window: int,
     max_model_len: int | None,
     generation_defaults: bool,
@@ -282,12 +300,16 @@ def _config(
     from engine.cache.registry import allocation_from_text, policy_from_text
     from engine.config import EngineConfig, ModelSpec
 
-    if kv_policy is not None and kv_budget is None:
-        raise ValueError("--kv-policy needs --kv-budget: the cells that a head keeps")
+    if kv_policy is not None and kv_budget is None and kv_budget_bytes is None:
+        raise ValueError(
+            "--kv-policy needs --kv-budget, the cells that a head keeps, or --kv-budget-bytes"
+        )
     kv = KVSpec(
         policy=None if kv_policy is None else policy_from_text(kv_policy),
         allocation=allocation_from_text(kv_allocation or "uniform"),
         budget_tokens=kv_budget,
+        budget_bytes=kv_budget_bytes,
+        format=kv_format,  # type: ignore[arg-type]
         window=kv_window,
     )
     spec = ModelSpec(

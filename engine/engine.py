@@ -322,7 +322,7 @@ class Engine:
                 f"the prompt has {tokens} tokens; this engine's maximum context length is "
                 f"{self.max_model_len}, and at least one token must be generated"
             )
-        reason = self.config.models[MAIN].kv.refuses(kv_budget)
+        reason = self.models[MAIN].spec.kv.refuses(kv_budget)
         reason = reason or self._scheduler.refuses(tokens, kv_budget)
         if reason is not None:
             raise ValueError(reason)

@@ -44,6 +44,16 @@ class KVFormat(NamedTuple):
         """K, V and positions of a plain page."""
         return CellStore.page_bytes(head_dim, self.dtype)
 
+    def cells_in(self, nbytes: float, head_dim: int, bias: bool) -> int:
+        """Cells of one head that so many bytes hold, everything counted: N(b) of Spend Bytes on
+        Breadth (arXiv 2610.05685), (M - R bytes(16)) / bytes(b) + R for a tail of R."""
+        side = 4 * bias
+        plain = self.page_bytes(head_dim) / PAGE + side
+        if not self.bits:
+            return int(nbytes / plain)
+        packed = self.packed_page_bytes(head_dim) / PACK + side
+        return int(min(nbytes / plain, self.tail) + max(nbytes - self.tail * plain, 0) / packed)
+
     def packed_page_bytes(self, head_dim: int) -> int:
         """Codes, grids and positions of a packed page; 0 where there are none."""
         return packed.page_bytes(self.bits, head_dim) + 4 * PACK if self.bits else 0

@@ -43,7 +43,7 @@ class Sources(NamedTuple):
             index = order if array.ndim == 2 else order[..., None]
             return np.take_along_axis(array, index, 1)
 
-        return Sources(*map(moved, self))
+        return Sources(*(moved(array) for array in self))
 
 
 def packed_from(left: Ints, groups: Ints) -> Ints:

@@ -69,7 +69,8 @@ def pack_keys(k: Tensor, count: Tensor, bits: int) -> tuple[Tensor, Tensor]:
 def pack_values(v: Tensor, count: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     """v [n, 64, D] -> codes [n, D * 8 * bits] uint8 and grids [n, 2, 64, D / C] float16."""
     v = _filled(v, count)
-    runs = v.unflatten(2, (-1, value_channels(v.shape[2])))  # [n, 64, D / C, C]
+    width = value_channels(v.shape[2])
+    runs = v.view(*v.shape[:2], v.shape[2] // width, width)  # [n, 64, D / C, C]
     grid = _grid(runs.amin(3), runs.amax(3), bits)  # [n, 2, 64, D / C]
     step, least = grid.float()[..., None].unbind(1)  # [n, 64, D / C, 1]
     return values_of_codes(_codes(runs, step, least, bits).flatten(2), bits), grid
@@ -84,29 +85,32 @@ def unpack_keys(packed: Tensor, grid: Tensor, bits: int) -> Tensor:
 def unpack_values(packed: Tensor, grid: Tensor, bits: int) -> Tensor:
     """Codes [n, D * 8 * bits] and grids [n, 2, 64, D / C] -> [n, 64, D] float32."""
     step, least = grid.float()[..., None].unbind(1)  # [n, 64, D / C, 1]
-    codes = codes_of_values(packed, bits).float().unflatten(2, (grid.shape[3], -1))
+    codes = codes_of_values(packed, bits).float()
+    codes = codes.view(*codes.shape[:2], grid.shape[3], codes.shape[2] // grid.shape[3])
     return codes.mul_(step).add_(least).flatten(2)
 
 
 def keys_of_codes(codes: Tensor, bits: int) -> Tensor:
     """[n, 64, D] -> [n, D * 8 * bits]."""
-    return _bytes(codes.unflatten(1, (4, _LANES)).permute(0, 3, 2, 1), bits)
+    return _bytes(codes.view(len(codes), 4, _LANES, codes.shape[2]).permute(0, 3, 2, 1), bits)
 
 
 def codes_of_keys(packed: Tensor, bits: int) -> Tensor:
     """[n, D * 8 * bits] -> [n, 64, D] uint8."""
-    codes = _unbytes(packed, bits).unflatten(1, (-1, _LANES, 4))
+    codes = _unbytes(packed, bits)
+    codes = codes.view(len(codes), codes.shape[1] // PACK, _LANES, 4)
     return codes.permute(0, 3, 2, 1).flatten(1, 2)
 
 
 def values_of_codes(codes: Tensor, bits: int) -> Tensor:
     """[n, 64, D] -> [n, D * 8 * bits]."""
-    return _bytes(codes.unflatten(1, (_LANES, 4)).permute(0, 1, 3, 2), bits)
+    return _bytes(codes.view(len(codes), _LANES, 4, codes.shape[2]).permute(0, 1, 3, 2), bits)
 
 
 def codes_of_values(packed: Tensor, bits: int) -> Tensor:
     """[n, D * 8 * bits] -> [n, 64, D] uint8."""
-    codes = _unbytes(packed, bits).unflatten(1, (_LANES, -1, 4))
+    codes = _unbytes(packed, bits)
+    codes = codes.view(len(codes), _LANES, codes.shape[1] // PACK, 4)
     return codes.permute(0, 1, 3, 2).flatten(1, 2)
 
 
@@ -131,7 +135,8 @@ def _codes(x: Tensor, step: Tensor, least: Tensor, bits: int) -> Tensor:
 
 def _bytes(codes: Tensor, bits: int) -> Tensor:
     """Neighbouring codes of [n, ...] side by side in bytes: [n, codes * bits / 8]."""
-    each = codes.flatten(1).unflatten(1, (-1, 8 // bits))
+    flat = codes.flatten(1)
+    each = flat.view(len(flat), flat.shape[1] * bits // 8, 8 // bits)
     packed = each[..., 0].clone()
     for i in range(1, 8 // bits):
         packed |= each[..., i] << bits * i

@@ -20,9 +20,7 @@ SPECS = {
     "sinks-recent": KVSpec(
         format="int8", tail_tokens=TAIL, policy=SinksRecent(), budget_tokens=100, window=50
     ),
-    "snapkv": KVSpec(
-        format="int8", tail_tokens=0, policy=SnapKV(), budget_tokens=90, window=70
-    ),
+    "snapkv": KVSpec(format="int8", tail_tokens=0, policy=SnapKV(), budget_tokens=90, window=70),
     "ragged": KVSpec(
         format="int2",
         tail_tokens=TAIL,
