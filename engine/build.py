@@ -212,9 +212,15 @@ def build_executors(
     executors = {}
     for role, m in models.items():
         cells = m.spec.kv.cells(m.dtype)
-        head = (m.shape.head_dim, m.shape.group)
-        kinds = (m.device.type, m.dtype, cells.dtype, m.spec.kv.bias, cells.bits)
-        spec = AttentionSpec(*head, *kinds)
+        spec = AttentionSpec(
+            head_dim=m.shape.head_dim,
+            group=m.shape.group,
+            device=m.device.type,
+            dtype=m.dtype,
+            cell_dtype=cells.dtype,
+            bias=m.spec.kv.bias,
+            bits=cells.bits,
+        )
         cache = PagedCache(
             m.shape,
             m.spec.kv,

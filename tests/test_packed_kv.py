@@ -46,12 +46,12 @@ def test_eight_bits_are_near_the_oracle(tiny_model: Model, make_engine: MakeEngi
 
 def test_preempted_packed_caches_recompute_what_they_had(make_engine: MakeEngine) -> None:
     roomy = make_engine(kv=SPECS["full"])
-    tight = make_engine(kv=SPECS["full"], kv_tokens=320, max_num_seqs=4)
+    tight = make_engine(kv=SPECS["full"], kv_tokens=32, max_num_seqs=4)
     asked = [LONG[:100], LONG[50:140], LONG[90:170]]
     outputs = []
     for engine in (roomy, tight):
         for i, prompt in enumerate(asked):
-            engine.add(prompt, greedy(150), id=str(i))
+            engine.add(prompt, greedy(230), id=str(i))
         outputs.append({k: v.token_ids for k, v in run_all(engine).items()})
     assert tight.stats().scheduler.preemptions > 0
     assert outputs[0] == outputs[1]

@@ -51,9 +51,11 @@ class Budgets:
 
 
 class Need(Protocol):
-    """What a slot needs of one pool. `shares`: whether a page that several refer to counts once."""
+    """What a slot needs of one pool."""
 
-    shares: bool
+    @property
+    def shares(self) -> bool:
+        """Whether a page that several refer to counts once."""
 
     def grows(self, budget: int) -> bool:
         """Whether a slot of this budget needs more the longer it runs."""
