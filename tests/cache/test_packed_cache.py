@@ -1,5 +1,7 @@
 """Packed pages beside plain ones: what attention sees, and where the pages go."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import Tensor
@@ -8,10 +10,11 @@ from engine.cache.paged import PagedCache
 from engine.cache.policies.sinks_recent import SinksRecent
 from engine.cache.policies.snapkv import SnapKV
 from engine.cache.policy import KVSpec
+from engine.cache.view import Compaction, LayerView
 from engine.kernels.packed import BITS, PACK
 from engine.request import Sequence
 from tests.cache.harness import SHAPE, catch_up, dense, make_cache, make_seq, qkv, step
-from tests.cache.scripted import Ragged
+from tests.cache.scripted import Ragged, read_biases
 
 TAIL = 20
 HEADS = SHAPE.layers * SHAPE.kv_heads
@@ -96,7 +99,6 @@ def test_cells_are_the_formats_own_until_a_compaction(bits: int) -> None:
         _, k, v = qkv(seq, 0, 230, layer)
         for head, (got_k, got_v, pos) in enumerate(contents(cache, slot, layer)):
             assert pos.tolist() == list(range(230))
-            packed = 192  # at 192 tokens 128 were left of two groups and 44 more: then a third
             packed = (192 - TAIL) // PACK * PACK
             assert torch.equal(got_k[packed:], k[packed:, head])
             assert torch.equal(got_v[packed:], v[packed:, head])
@@ -250,3 +252,38 @@ def test_what_is_refused_names_the_pool() -> None:
     reason = cache.refuses(390)
     assert reason is not None
     assert "packed pages of KV cache" in reason
+
+
+@dataclass(frozen=True)
+class Shifted(SinksRecent):
+    """Every cell that stays gets other numbers."""
+
+    bias = True
+
+    def compact(self, view: LayerView, utility: Tensor, budget: Tensor) -> Compaction:
+        keep = super().compact(view, utility, budget).keep
+        index = keep.clamp(min=0)[..., None].expand(*keep.shape, view.k.shape[-1])
+        k, v = view.k.gather(2, index) + 1, view.v.gather(2, index) - 1
+        return Compaction(keep, k, v, torch.ones_like(keep, dtype=torch.float32))
+
+
+def test_rows_that_a_policy_replaces_are_packed_anew() -> None:
+    spec = KVSpec(format="int8", tail_tokens=TAIL, policy=Shifted(), budget_tokens=150, window=50)
+    cache = cache_of(spec)
+    seq = make_seq(range(201), 200, max_tokens=60)
+    slot = admit(cache, seq)
+    while (left := 200 - cache.computed(slot)) > 0:
+        step(cache, [(seq, slot, cache.reserve(seq, slot, left))])
+        if cache.computed(slot) < 200:
+            cache.compress([slot])
+    before = [contents(cache, slot, layer) for layer in range(SHAPE.layers)]
+    cache.compress([slot])
+    cache.check()
+    for layer, heads in enumerate(before):
+        for old, new in zip(heads, contents(cache, slot, layer), strict=True):
+            kept = new[2].long()
+            assert len(kept) == 150
+            torch.testing.assert_close(new[0], old[0][kept] + 1, atol=0.03, rtol=0)
+            torch.testing.assert_close(new[1], old[1][kept] - 1, atol=0.03, rtol=0)
+    assert {b for heads in read_biases(cache, slot) for bs in heads for b in bs} == {1.0}
+    assert cache.stats().used_packed_pages > 0
