@@ -131,6 +131,8 @@ def make_engine(args: argparse.Namespace) -> Engine:
         policy=policy,
         allocation=allocation_from_text(args.kv_allocation or "uniform"),
         budget_tokens=args.kv_budget,
+        budget_bytes=args.kv_budget_bytes,
+        format=args.kv_format,
         window=args.kv_window,
     )
     names = ("threads", "max_num_seqs", "max_batched_tokens")

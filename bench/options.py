@@ -23,6 +23,10 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kv-policy", help="such as 'snapkv(recent=16)'; all is kept without it")
     parser.add_argument("--kv-allocation", help="such as 'reasonalloc()'; even without it")
     parser.add_argument("--kv-budget", type=int, help="cells a head after a compaction")
+    parser.add_argument("--kv-budget-bytes", type=int, help="bytes of a sequence's cells instead")
+    parser.add_argument(
+        "--kv-format", default="auto", help="fp32, bf16, or packed: int8, int4, int2"
+    )
     parser.add_argument("--kv-window", type=int, default=128, help="cells between compactions")
 
 

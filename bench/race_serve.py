@@ -23,7 +23,7 @@ from rich.table import Table
 
 from bench import race
 from bench.common import environment, spread, write_json
-from bench.peers import taut
+from bench.peers import registry, taut
 from bench.peers.match import Entry
 from bench.peers.models import Files
 from bench.peers.peer import Configuration, Job, PeerError
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def chosen(text: str, only: str | None = None) -> list[Configuration]:
     """As `registry.configurations`, of servers."""
-    return race.configurations(text, only=only, engines=SERVERS)
+    return registry.configurations(text, only=only, engines=SERVERS)
 
 
 def _entry(
@@ -140,7 +140,7 @@ def play(
     entries: Sequence[Entry], clients: int, windows: Windows, args: argparse.Namespace
 ) -> list[Round]:
     """Warmed up by a first round that nobody counts; one server awake at a time."""
-    rounds = []
+    rounds: list[Round] = []
     try:
         for number in range(args.repeat + 1):
             race.be_quiet(args)

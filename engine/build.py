@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import torch
 
-from engine.cache.format import cell_dtype
 from engine.cache.paged import PagedCache
 from engine.cache.policy import KVSpec
+from engine.cache.sizes import PoolPages, Sizes
 from engine.cache.view import KVShape
 from engine.config import EngineConfig, ModelSpec, ReasoningSpec
 from engine.executor import Executor
@@ -68,7 +68,8 @@ def load_model(role: Role, spec: ModelSpec, backends: tuple[str, ...]) -> Loaded
     device = torch.device(device_of(spec.device))
     dtype = dtype_of(spec.dtype, device)
     checkpoint = open_checkpoint(spec.model)
-    spec = replace(spec, kv=spec.kv.measured(checkpoint.path))
+    kv = spec.kv.measured(checkpoint.path).sized(shape_of(checkpoint.config), dtype)
+    spec = replace(spec, kv=kv)
     check_weights(checkpoint, spec.weights)
     check_activations(checkpoint, spec)
     checkpoint.check()
@@ -81,6 +82,7 @@ def load_model(role: Role, spec: ModelSpec, backends: tuple[str, ...]) -> Loaded
             prefer=backends,
             weights=WEIGHT_FORMATS[spec.weights],
             activation_bits=ACTIVATIONS[spec.activations],
+            kv_bits=spec.kv.cells(dtype).bits,
         )
         tokenizer = loading.result()
     return Loaded(role, spec, checkpoint, tokenizer, decoder, dtype, device)
@@ -156,42 +158,52 @@ class RoleCache(NamedTuple):
     slots: int
 
     @property
+    def sizes(self) -> Sizes:
+        return Sizes(self.shape, self.spec, self.dtype)
+
+    @property
     def token_bytes(self) -> float:
         """One token in every head of every layer of a full cache."""
-        page = PagedCache.page_bytes(self.shape, self.spec, self.dtype)
-        return page * self.shape.layers * self.shape.kv_heads / PAGE
+        return self.sizes.token_bytes
 
     def side_bytes(self, max_len: int) -> int:
         """Query rings and tables of all slots."""
-        return self.slots * PagedCache.slot_bytes(self.shape, self.spec, self.dtype, max_len)
+        return self.slots * self.sizes.slot_bytes(max_len)
 
 
 class KVPlan(NamedTuple):
     """How the KV memory is shared out: every role's cache holds `tokens` uncompressed."""
 
     tokens: int
-    pages: dict[Role, int]
+    pages: dict[Role, PoolPages]
     cell_bytes: int
     side_bytes: int
 
 
 def plan_kv(config: EngineConfig, caches: Mapping[Role, RoleCache], max_len: int) -> KVPlan:
-    """Share `kv_bytes` by what a token costs each role; ValueError if it holds next to nothing."""
+    """Share `kv_bytes` by what a token costs each role; ValueError if it holds next to nothing.
+
+    Formats with packed cells have plain tails of some sequences before that.
+    """
     side = sum(cache.side_bytes(max_len) for cache in caches.values())
     per_token = sum(cache.token_bytes for cache in caches.values())
     total = config.kv_bytes or int(available_bytes() * KV_SHARE)
-    tokens = min(int((total - side) / per_token), config.max_num_seqs * max_len) // PAGE * PAGE
-    if tokens < 2 * PAGE:
-        raise ValueError(
-            f"kv_bytes ({total}) is too small: the slots' side state takes {side} and a token "
-            f"costs {per_token:.0f}; one sequence of {max_len} tokens needs "
-            f"{side + int(per_token * max_len)}"
-        )
-    pages = {
-        role: tokens // PAGE * cache.shape.layers * cache.shape.kv_heads
-        for role, cache in caches.items()
+    tails = {
+        role: c.sizes.tails((total - side) * c.token_bytes / per_token, c.slots, max_len)
+        for role, c in caches.items()
     }
-    return KVPlan(tokens, pages, int(tokens * per_token), side)
+    tail = sum(tails[role] * c.sizes.tail_bytes(max_len) for role, c in caches.items())
+    fits = int((total - side - tail) / per_token)
+    tokens = min(fits, config.max_num_seqs * max_len) // PAGE * PAGE
+    if tokens < 2 * PAGE:
+        beside = f" and a plain tail {tail}" if tail else ""
+        raise ValueError(
+            f"kv_bytes ({total}) is too small: the slots' side state takes {side}{beside} and a"
+            f" token costs {per_token:.0f}; one sequence of {max_len} tokens needs "
+            f"{side + tail + int(per_token * max_len)}"
+        )
+    pages = {role: c.sizes.pages(tokens, tails[role], max_len) for role, c in caches.items()}
+    return KVPlan(tokens, pages, int(tokens * per_token) + tail, side)
 
 
 def build_executors(
@@ -211,13 +223,21 @@ def build_executors(
     )
     executors = {}
     for role, m in models.items():
-        cells = cell_dtype(m.spec.kv.format, m.dtype)
-        head = (m.shape.head_dim, m.shape.group)
-        spec = AttentionSpec(*head, m.device.type, m.dtype, cells, m.spec.kv.bias)
+        cells = m.spec.kv.cells(m.dtype)
+        spec = AttentionSpec(
+            head_dim=m.shape.head_dim,
+            group=m.shape.group,
+            device=m.device.type,
+            dtype=m.dtype,
+            cell_dtype=cells.dtype,
+            bias=m.spec.kv.bias,
+            bits=cells.bits,
+        )
         cache = PagedCache(
             m.shape,
             m.spec.kv,
-            pages=plan.pages[role],
+            pages=plan.pages[role].plain,
+            packed_pages=plan.pages[role].packed,
             slots=caches[role].slots,
             max_len=max_len,
             dtype=m.dtype,

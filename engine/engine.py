@@ -18,7 +18,7 @@ import torch
 
 from engine import build
 from engine.assembler import Request
-from engine.cache.paged import KVStats
+from engine.cache.sizes import KVStats
 from engine.config import EngineConfig, ModelSpec
 from engine.host import usable_cpus
 from engine.metrics import MemoryMeter, MemoryTime
@@ -306,7 +306,7 @@ class Engine:
                 f"the prompt has {tokens} tokens; this model's maximum context length is "
                 f"{self.max_model_len}, and at least one token must be generated"
             )
-        if (reason := self.config.models[MAIN].kv.refuses(kv_budget)) is not None:
+        if (reason := self.models[MAIN].spec.kv.refuses(kv_budget)) is not None:
             raise ValueError(reason)
         if (reason := self._scheduler.refuses(tokens, kv_budget)) is not None:
             raise ContextLengthExceeded(reason)

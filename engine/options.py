@@ -82,6 +82,12 @@ class ModelOptions:
     kv_budget: Annotated[
         int | None, Words("cells that a head keeps after a compaction", CACHE, "CELLS")
     ] = None
+    kv_budget_bytes: Annotated[
+        int | None, Words("bytes of a sequence's cells instead of --kv-budget", CACHE, "BYTES")
+    ] = None
+    kv_format: Annotated[
+        str, Words("cells as auto, fp32, bf16, or packed: int8, int4, int2", CACHE, "FORMAT")
+    ] = "auto"
     kv_window: Annotated[int, Words("cells appended between compactions", CACHE, "CELLS")] = 128
     threads: Annotated[
         int | None, Words("CPU threads (the CPUs that this process may use)", LOAD, "N")
@@ -92,12 +98,16 @@ class ModelOptions:
         from engine.cache.policy import KVSpec
         from engine.cache.registry import allocation_from_text, policy_from_text
 
-        if self.kv_policy is not None and self.kv_budget is None:
-            raise ValueError("--kv-policy needs --kv-budget: the cells that a head keeps")
+        if self.kv_policy and self.kv_budget is None and self.kv_budget_bytes is None:
+            raise ValueError(
+                "--kv-policy needs --kv-budget, the cells that a head keeps, or --kv-budget-bytes"
+            )
         return KVSpec(
+            format=self.kv_format,  # type: ignore[arg-type]
             policy=None if self.kv_policy is None else policy_from_text(self.kv_policy),
             allocation=allocation_from_text(self.kv_allocation or "uniform"),
             budget_tokens=self.kv_budget,
+            budget_bytes=self.kv_budget_bytes,
             window=self.kv_window,
         )
 

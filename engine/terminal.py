@@ -246,14 +246,15 @@ def _model_rows(spec: ModelSpec, checkpoint: Checkpoint) -> Rows:
 def _cache_rows(config: EngineConfig, spec: ModelSpec, checkpoint: Checkpoint) -> Rows:
     c = checkpoint.config
     dtype = build.dtype_of(spec.dtype, torch.device(build.device_of(spec.device)))
-    cache = build.RoleCache(build.shape_of(c), spec.kv, dtype, build.slots_of(config, MAIN))
+    kv = spec.kv.sized(build.shape_of(c), dtype)
+    cache = build.RoleCache(build.shape_of(c), kv, dtype, build.slots_of(config, MAIN))
     max_len = config.max_model_len or c.max_positions
     plan = build.plan_kv(config, {MAIN: cache}, max_len)
-    policy = spec.kv.policy
-    bound = f"{policy}, budget {spec.kv.budget_tokens}, window {spec.kv.window}"
+    policy = kv.policy
+    bound = f"{policy}, budget {kv.budget_tokens}, window {kv.window}"
     yield "kv policy", "full cache" if policy is None else bound
     if policy is not None:
-        kv = spec.kv.measured(checkpoint.path)
+        kv = kv.measured(checkpoint.path)
         layers = kv.allocation.layer_budgets(cache.shape, kv.budget)
         even = f"{layers[0]} cells a head in every layer"
         each = f"cells a head by layer: {' '.join(map(str, layers))}"

@@ -56,7 +56,8 @@ def open_engine(
     cell = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
     cache = RoleCache(shape_of(model.config), spec.kv, cell, slots)
     side = cache.side_bytes(config["max_model_len"])
-    kv_bytes = side + int(cache.token_bytes * kv_tokens) + 1
+    tails = slots * cache.sizes.tail_bytes(config["max_model_len"])
+    kv_bytes = side + tails + int(cache.token_bytes * kv_tokens) + 1
     return Engine(EngineConfig(models={MAIN: spec}, kv_bytes=kv_bytes, **config))
 
 

@@ -61,9 +61,12 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: ReasoningSpec(start="<think>"), "reasoning.start and reasoning.end"),
     (lambda: ReasoningSpec(start="", end=""), "reasoning.start must be text"),
     (lambda: ReasoningSpec(closing=" "), "reasoning.closing must be text"),
-    (lambda: KVSpec(format="int4"), "format must be auto, fp32 or bf16, not 'int4'; packed"),  # type: ignore[arg-type]
-    (lambda: KVSpec(format="int8"), "format must be .* not 'int8'"),  # type: ignore[arg-type]
-    (lambda: KVSpec(format="int2"), "format must be .* not 'int2'"),  # type: ignore[arg-type]
+    (lambda: KVSpec(format="int3"), "format must be one of auto, fp32, .* not 'int3'"),  # type: ignore[arg-type]
+    (lambda: KVSpec(format="int4", tail_format="int8"), "tail_format must be auto, fp32 or bf16"),  # type: ignore[arg-type]
+    (lambda: KVSpec(format="int4", tail_tokens=-1), "tail_tokens must be at least 0, not -1"),
+    (lambda: KVSpec(budget_bytes=64), "budget_bytes=64 needs a policy"),
+    (lambda: KVSpec(policy=SnapKV(), budget_tokens=64, budget_bytes=64), "not both"),
+    (lambda: KVSpec(policy=SnapKV(), budget_bytes=0), "budget_bytes must be at least 1, not 0"),
     (lambda: KVSpec(policy="snapkv", budget_tokens=64), "policy must be a KVPolicy"),  # type: ignore[arg-type]
     (lambda: KVSpec(budget_tokens=64), "budget_tokens=64 needs a policy"),
     (lambda: KVSpec(policy=SnapKV()), "budget_tokens must be at least 4 with a policy, not None"),
@@ -87,7 +90,6 @@ def test_refused_in_words(make: Callable[[], object], words: str) -> None:
         (ModelSpec, "temperature"),  # temperature policies
         (ModelSpec, "pruning"),  # neuron masks
         (ModelSpec, "transcript"),
-        (KVSpec, "budget_bytes"),
     ],
 )
 def test_what_does_not_exist_is_no_field(kind: Callable[..., object], field: str) -> None:

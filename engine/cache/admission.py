@@ -4,56 +4,65 @@ A bounded slot is promised its peak, so it's never preempted for want of pages o
 slot (the full cache, or a policy that isn't bounded) is promised what its tokens so far need and a
 page a head more; beyond that it takes what is there. Where no slot is ever compacted, a page that
 several share counts once; elsewhere it counts for each, because a compaction may un-share it.
+A cache of packed cells has two ledgers, one for each pool: what its plain pages hold is bounded.
 `spare` rooms wait for children: a borrowed one goes back when the child goes, and if the lender
 goes first, its child inherits what it had.
 """
 
 from __future__ import annotations
 
-from engine.cache.budgets import Budgets
+from collections.abc import Sequence as Seq
+
+from engine.cache.budgets import Need
 from engine.cache.pages import PagePool
-from engine.cache.policy import KVSpec
-from engine.cache.tables import Tables
-from engine.cache.view import KVShape
 from engine.request import Sequence
 
 
 class Ledger:
-    """Promises, in pages, of every slot."""
+    """Promises, in pages of one pool, of every slot.
+
+    `held` are the pages that each slot has, `budget` its cells a head.
+    """
 
     def __init__(
-        self, shape: KVShape, spec: KVSpec, budgets: Budgets, pool: PagePool, tables: Tables
+        self, need: Need, heads: int, pool: PagePool, held: Seq[int], budget: Seq[int]
     ) -> None:
-        slots = len(tables.computed)
-        self.shares = spec.policy is None  # whether a shared page counts once
-        self._budgets = budgets
-        self._heads = shape.layers * shape.kv_heads
+        slots = len(held)
+        self.shares = need.shares
+        self._need = need
+        self._heads = heads
         self._pool = pool
-        self._tables = tables
+        self._held = held
+        self._budget = budget
         self.live: set[int] = set()
         self.promised = [0] * slots
         self.spare = [0] * slots
         self._unit = [0] * slots  # what a spare room is
         self._lender = [-1] * slots
 
+    @property
+    def pages(self) -> int:
+        """All that there are."""
+        return self._pool.pages
+
     def least(self, prompt: int, budget: int) -> int:
         """Pages without which a prompt and one token can't run."""
-        return self._budgets.pages(budget, prompt, prompt + 1)
+        return self._need.pages(budget, prompt, prompt + 1)
 
     def promise(self, seq: Sequence, budget: int, max_len: int) -> int:
         """Pages to promise at admission. A sequence too large for the pool is promised all of it
         and ends when that is full."""
         total = len(seq.tokens)
-        if not self._budgets.grows(budget):
+        if not self._need.grows(budget):
             new = max_len if seq.params.max_tokens is None else seq.params.max_tokens
             total = min(max_len, max(total + 1, seq.prompt_len + new))
         # One page a head more: a bounded slot's heads are ragged, a growing one runs a little.
-        pages = self._budgets.pages(budget, seq.prompt_len, total, spare=1)
+        pages = self._need.pages(budget, seq.prompt_len, total, spare=1)
         return min(pages, self._pool.pages)
 
     def available(self) -> int:
         """Pages that nobody was promised."""
-        held, promised = self._tables.held_pages, self.promised
+        held, promised = self._held, self.promised
         spare = sum(self.spare[s] * self._unit[s] for s in self.live)
         if self.shares:
             owed = sum(max(promised[s] - held[s], 0) for s in self.live)
@@ -62,7 +71,7 @@ class Ledger:
 
     def room(self, slot: int) -> int:
         """Pages that the slot may take now."""
-        own = max(self.promised[slot] - self._tables.held_pages[slot], 0)
+        own = max(self.promised[slot] - self._held[slot], 0)
         # Truncating shared pages frees none: then promises of slots that share fall short.
         return max(self.available() + own, 0)
 
@@ -74,7 +83,7 @@ class Ledger:
     def admit(self, slot: int, promise: int, spare: int, shared: int) -> bool:
         """Promise, if there's room; `shared` pages are used by others anyway."""
         unit = self._heads if self.shares else promise
-        spare = min(spare, (self._pool.pages - promise) // unit)
+        spare = min(spare, (self._pool.pages - promise) // max(unit, 1))
         cost = promise + spare * unit - (shared if self.shares else 0)
         if cost > self.available():
             return False
@@ -83,9 +92,9 @@ class Ledger:
 
     def fork(self, slot: int, child: int, branch: bool, spare: int) -> bool:
         """Promise a child of `slot` its room: a branch takes a spare one if there is one."""
-        held, unit = self._tables.held_pages[slot], self._unit[slot]
+        held, unit = self._held[slot], self._unit[slot]
         promise = unit
-        if self._budgets.grows(self._tables.budget[slot]):
+        if self._need.grows(self._budget[slot]):
             promise = held + self._heads if self.shares else max(held + self._heads, unit)
         borrowed = branch and self.spare[slot] > 0
         cost = spare * unit + (unit if self.shares else max(promise, held))

@@ -6,6 +6,7 @@ neither its time nor its numbers depend on the batch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,8 +20,12 @@ from engine.cache.format import Cells
 from engine.cache.pages import PAGE, Ints
 from engine.cache.parts import Parts
 from engine.cache.policy import KVPolicy, KVSpec
+from engine.cache.repack import pack, packed_sources, rewrite
 from engine.cache.tables import pages_for
 from engine.cache.view import Compaction, LayerView
+
+Read = Callable[[NDArray[np.int64]], Cells]
+"""Cells by address."""
 
 
 class _Offer(NamedTuple):
@@ -30,6 +35,8 @@ class _Offer(NamedTuple):
     end: int
     first: Ints  # [H] index of the first cell
     cells: Ints  # [H] how many
+    where: NDArray[np.int64]  # [H, N] addresses of all cells that the layer holds
+    packed: Ints  # [H] how many of them are packed, the first ones
 
 
 class Compactor:
@@ -45,16 +52,20 @@ class Compactor:
 
     def compact(self, slot: int) -> int:
         """Compact every layer; how many cells went."""
-        tables = self._tables
-        before = int(tables.length[slot].sum())
+        tables, parts = self._tables, self._parts
+        before = int(parts.held(slot).sum())
         for layer, total in enumerate(self._budgets.layers(tables.budget[slot])):
             offer = self._offer(slot, layer)
             if offer.cells.any():
                 self._layer(slot, layer, total, offer)
         tables.held_pages[slot] = int(tables.taken[slot].sum())
-        tables.base[slot] = -(-tables.length[slot].sum(-1) // tables.length.shape[2])
-        tables.compacted_at[slot] = tables.ready[slot] = tables.computed[slot]
-        return before - int(tables.length[slot].sum())
+        tables.compacted_at[slot] = tables.ready[slot] = now = tables.computed[slot]
+        if parts.packed is not None:
+            pack(parts, parts.packed, slot)
+            parts.packed.groups.renew(slot, now, now)
+        held = parts.held(slot)
+        tables.base[slot] = -(-held.sum(-1) // held.shape[1])
+        return before - int(held.sum())
 
     def _layer(self, slot: int, layer: int, total: int, offer: _Offer) -> None:
         view = self._view(slot, layer, offer)
@@ -69,29 +80,24 @@ class Compactor:
 
     def _offer(self, slot: int, layer: int) -> _Offer:
         tables = self._tables
-        length, now = tables.length[slot, layer], tables.computed[slot]
+        length, now = self._parts.held(slot)[layer], tables.computed[slot]
         last = tables.compacted_at[slot]
         start, end = self._policy.span(tables.prompt_len[slot], last, now)
+        where, packed = self._parts.addresses(slot, layer)
         if (start, end) == (0, now):
-            return _Offer(start, end, np.zeros_like(length), length)
-        pos = self._store.pos.view(-1)[self._cells(slot, layer, 0 * length, length)].cpu().numpy()
+            return _Offer(start, end, np.zeros_like(length), length, where, packed)
+        pos = self._parts.read_pos(where)
         held = np.arange(pos.shape[1]) < length[:, None]  # [H, N]
         first, until = ((held & (pos < edge)).sum(1, dtype=np.int32) for edge in (start, end))
-        return _Offer(start, end, first, np.maximum(until - first, 0))
-
-    def _cells(self, slot: int, layer: int, first: Ints, count: Ints) -> Tensor:
-        """Flat cells of each head from `first` [H] on, [H, N]; past its `count` it may be any."""
-        index = first[:, None] + np.arange(count.max())
-        index = index.clip(max=self._tables.width * PAGE - 1)
-        cells = self._tables.layer_cells(slot, layer, np.arange(len(first))[:, None], index)
-        return torch.from_numpy(cells).to(self._store.k.device)
+        return _Offer(start, end, first, np.maximum(until - first, 0), where, packed)
 
     def _view(self, slot: int, layer: int, offer: _Offer) -> LayerView:
         tables, device = self._tables, self._store.k.device
-        cells = self._cells(slot, layer, offer.first, offer.cells)
+        index = offer.first[:, None] + np.arange(offer.cells.max())
+        cells = np.take_along_axis(offer.where, index.clip(max=offer.where.shape[1] - 1), 1)
         k, v, pos, bias = (
             None if x is None else x.view(1, *cells.shape, *x.shape[1:])
-            for x in self._store.read(cells.view(-1))
+            for x in self._parts.read(cells.reshape(-1))
         )
         assert k is not None
         assert v is not None
@@ -121,27 +127,50 @@ class Compactor:
         )
 
     def _apply(self, slot: int, layer: int, offer: _Offer, done: Compaction) -> None:
-        """Close the gaps among the cells from each head's first page on offer. Pages are let go
-        before others are taken, so it never needs more than the slot has; a shared one is left to
-        its other users."""
-        tables, store, device = self._tables, self._store, self._store.k.device
-        length = tables.length[slot, layer]
-        index = np.arange(length.max())
+        """Packed pages first, whose cells are the first ones; the rest closes its gaps."""
+        length = self._parts.held(slot)[layer]
+        index = np.arange(offer.where.shape[1])
         first, after = offer.first[:, None], (offer.first + offer.cells)[:, None]  # [H, 1]
-        offered = (index >= first) & (index < after)  # [H, N]
-        stays = ~offered & (index < length[:, None])
+        stays = ~((index >= first) & (index < after)) & (index < length[:, None])  # [H, N]
         keep = done.keep[0].cpu().numpy()  # [H, M]
         heads, chosen = np.nonzero(keep >= 0)
-        stays[heads, offer.first[heads] + keep[heads, chosen]] = True
-        moved = stays & (index >= first // PAGE * PAGE)
+        kept = offer.first[heads] + keep[heads, chosen]
+        stays[heads, kept] = True
+        given = _Given.of(done, offer.where[heads, kept], heads, chosen)
+
+        def read(addresses: NDArray[np.int64]) -> Cells:
+            return given.put(self._parts.read(addresses), addresses)
+
+        packed, count = self._parts.packed, offer.packed
+        if packed is not None and count.any():
+            sources = packed_sources(packed, slot, layer)
+            touched = given.touches(sources.cells) & sources.stays
+            before = sources.stays.copy()
+            sources.stays[before] = stays[index < count[:, None]]
+            sources.worn[:] = ((before & ~sources.stays) | touched).any(2)
+            sources.anew[:] = touched.any(2) & given.replaces
+            if sources.worn.any():
+                rewrite(self._parts, packed, slot, layer, sources, read)
+        left = np.arange(int((length - count).max())) + count[:, None]
+        plain = np.take_along_axis(stays, left.clip(max=len(index) - 1), 1)
+        plain &= left < length[:, None]
+        self._close_gaps(slot, layer, plain, np.maximum(offer.first - count, 0), read)
+
+    def _close_gaps(
+        self, slot: int, layer: int, stays: NDArray[np.bool_], first: Ints, read: Read
+    ) -> None:
+        """Of each head's plain cells [H, N], move those that stay up, from the page of the
+        `first` [H] on offer on. Pages are let go before others are taken, so it never needs more
+        than the slot has; a shared one is left to its other users."""
+        tables, store = self._tables, self._store
+        moved = stays & (np.arange(stays.shape[1]) >= first[:, None] // PAGE * PAGE)
         heads, index = np.nonzero(moved)
         src = tables.layer_cells(slot, layer, heads, index)
-        replaced = torch.from_numpy(np.flatnonzero(offered[moved])).to(device)
-        cells = _replaced(store.read(torch.from_numpy(src).to(device)), replaced, done)
+        cells = read(src + self._parts.plain_base)
         length = stays.sum(1, dtype=np.int32)  # [H]
-        self._exchange(slot, layer, offer.first // PAGE, pages_for(length))
+        self._exchange(slot, layer, first // PAGE, pages_for(length))
         rank = (stays.cumsum(1) - 1)[moved]
-        dst = torch.from_numpy(tables.layer_cells(slot, layer, heads, rank)).to(device)
+        dst = torch.from_numpy(tables.layer_cells(slot, layer, heads, rank)).to(store.k.device)
         store.write(dst, cells.k, cells.v)
         store.write_pos(dst, cells.pos)
         if cells.bias is not None:
@@ -159,12 +188,49 @@ class Compactor:
         self._tables.taken[slot, layer] = taken
 
 
-def _replaced(cells: Cells, at: Tensor, done: Compaction) -> Cells:
-    """The rows that a compaction gives, in place of those at `at`: both in order of heads."""
-    there = done.keep[0] >= 0
+class _Given(NamedTuple):
+    """The rows that a compaction gives, by the addresses of the cells that they replace."""
 
-    def put(own: Tensor, given: Tensor | None) -> Tensor:
-        return own if given is None else own.index_copy(0, at, given[0][there].to(own.dtype))
+    done: Compaction
+    addresses: NDArray[np.int64]  # [N] ascending
+    heads: NDArray[np.intp]  # [N] rows of `done`
+    rows: NDArray[np.intp]
 
-    bias = None if cells.bias is None else put(cells.bias, done.bias)
-    return cells._replace(k=put(cells.k, done.k), v=put(cells.v, done.v), bias=bias)
+    @classmethod
+    def of(
+        cls,
+        done: Compaction,
+        addresses: NDArray[np.int64],
+        heads: NDArray[np.intp],
+        rows: NDArray[np.intp],
+    ) -> _Given:
+        order = np.argsort(addresses)
+        return cls(done, addresses[order], heads[order], rows[order])
+
+    @property
+    def replaces(self) -> bool:
+        return self.done.k is not None or self.done.v is not None
+
+    def touches(self, addresses: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which cells get something of it."""
+        if not self.replaces and self.done.bias is None:
+            return np.zeros(addresses.shape, dtype=np.bool_)
+        return np.isin(addresses, self.addresses)
+
+    def put(self, cells: Cells, addresses: NDArray[np.int64]) -> Cells:
+        at = np.flatnonzero(self.touches(addresses))
+        if not at.size:
+            return cells
+        found = np.searchsorted(self.addresses, addresses[at])
+        device = cells.k.device
+        index, heads, rows = (
+            torch.from_numpy(x).to(device) for x in (at, self.heads[found], self.rows[found])
+        )
+
+        def put(own: Tensor, given: Tensor | None) -> Tensor:
+            if given is None:
+                return own
+            return own.index_copy(0, index, given[0, heads, rows].to(own.dtype))
+
+        bias = None if cells.bias is None else put(cells.bias, self.done.bias)
+        return cells._replace(k=put(cells.k, self.done.k), v=put(cells.v, self.done.v), bias=bias)

@@ -1,8 +1,9 @@
-"""How cells are stored: plain rows of the model's dtype, or another float's, in one pool.
+"""How cells are stored: formats by name, and plain pages: rows of the model's dtype, or another
+float's, in one pool.
 
 K and V are [pages, 16, D], the tokens' positions [pages, 16], and so are the cells' biases, where a
 policy gives any; every head of every layer draws its pages from the same pool. Cells are addressed
-flat: page * 16 + offset.
+flat: page * 16 + offset. Formats of few bits have packed pages beside them (packed_store.py).
 """
 
 from __future__ import annotations
@@ -13,15 +14,62 @@ import torch
 from torch import Tensor
 
 from engine.cache.pages import PAGE
+from engine.kernels import packed
 from engine.kernels.memory import zeros
+from engine.kernels.packed import PACK
 
-FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
-"""Cell formats by name; "auto" is the model's own dtype."""
+FLOATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""Dtypes of plain cells by name; "auto" is the model's own."""
+
+PACKED = {"int8": 8, "int4": 4, "int2": 2}
+"""Bits of packed cells by name."""
+
+FORMATS = ("auto", *FLOATS, *PACKED)
 
 
-def cell_dtype(name: str, model: torch.dtype) -> torch.dtype:
-    """The dtype of a format's cells."""
-    return FORMATS.get(name, model)
+class KVFormat(NamedTuple):
+    """Plain cells of `dtype`; with `bits`, those before a head's last `tail` or so are packed."""
+
+    dtype: torch.dtype
+    bits: int = 0
+    tail: int = 0
+
+    @property
+    def name(self) -> str:
+        """As metrics call it: "float32", "int4"."""
+        return f"int{self.bits}" if self.bits else str(self.dtype).removeprefix("torch.")
+
+    @property
+    def tail_cells(self) -> int:
+        """Plain cells that a head holds at most, of a packed format: 64 are packed every 64
+        cells, wherever `tail` are left then."""
+        return self.tail + 2 * PACK - 1
+
+    def page_bytes(self, head_dim: int) -> int:
+        """K, V and positions of a plain page."""
+        return CellStore.page_bytes(head_dim, self.dtype)
+
+    def cells_in(self, nbytes: float, head_dim: int, bias: bool) -> int:
+        """Cells of one head that so many bytes hold, everything counted: N(b) of Spend Bytes on
+        Breadth (arXiv 2610.05685), (M - R bytes(16)) / bytes(b) + R for a tail of R."""
+        side = 4 * bias
+        plain = self.page_bytes(head_dim) / PAGE + side
+        if not self.bits:
+            return int(nbytes / plain)
+        packed = self.packed_page_bytes(head_dim) / PACK + side
+        return int(min(nbytes / plain, self.tail) + max(nbytes - self.tail * plain, 0) / packed)
+
+    def packed_page_bytes(self, head_dim: int) -> int:
+        """Codes, grids and positions of a packed page; 0 where there are none."""
+        return packed.page_bytes(self.bits, head_dim) + 4 * PACK if self.bits else 0
+
+
+def format_of(name: str, tail: str, tail_tokens: int, model: torch.dtype) -> KVFormat:
+    """A format by its name, for a model of some dtype; `tail` names that of a packed one's plain
+    cells."""
+    if name in PACKED:
+        return KVFormat(FLOATS.get(tail, model), PACKED[name], tail_tokens)
+    return KVFormat(FLOATS.get(name, model))
 
 
 class Cells(NamedTuple):

@@ -10,53 +10,38 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from engine.cache.admission import Ledger
-from engine.cache.budgets import Budgets
+from engine.cache.budgets import Budgets, Need, PackedNeed, PlainNeed, TailNeed
+from engine.cache.check import check_packed, check_plain
 from engine.cache.compact import Compactor
-from engine.cache.format import CellStore, cell_dtype
-from engine.cache.pages import PAGE, Ints, PagePool
-from engine.cache.parts import Parts
+from engine.cache.cut import cut_off
+from engine.cache.format import CellStore
+from engine.cache.groups import Groups
+from engine.cache.hits import adopt, as_computed, find, remember, remember_packed
+from engine.cache.packed_store import PackedStore
+from engine.cache.pages import Ints, Meter, PagePool
+from engine.cache.parts import PackedParts, Parts
 from engine.cache.points import Points
 from engine.cache.policy import KVSpec
 from engine.cache.prefix import PrefixCache, chain_keys
+from engine.cache.repack import pack
 from engine.cache.ring import QueryRing
-from engine.cache.room import make_room
+from engine.cache.room import make_room, pack_room
+from engine.cache.sizes import KVStats, Sizes
 from engine.cache.step import Rows, StepKV
-from engine.cache.tables import Tables, Whose, pages_for
+from engine.cache.tables import Tables, Whose
 from engine.cache.view import KVShape
 from engine.kernels.attention import Attend
 from engine.request import Admission, Sequence
 
 
-class KVStats(NamedTuple):
-    """What the cache holds now, and what it has done."""
-
-    pages: int
-    used_pages: int  # referred to by slots
-    free_pages: int
-    prefix_pages: int  # kept for prompts to come, and evictable
-    page_bytes: int  # of keys, values and positions
-    peak_pages: int  # most that slots referred to at once
-    side_bytes: int  # what isn't cells: biases of all pages, tables and query rings of all slots
-    used_side_bytes: int  # of the pages and slots in use
-    evicted_cells: int
-
-    @property
-    def used_bytes(self) -> int:
-        return self.used_pages * self.page_bytes
-
-    @property
-    def peak_bytes(self) -> int:
-        return self.peak_pages * self.page_bytes
-
-
 class PagedCache:
-    """`pages` pages shared by all layers and heads, `slots` sequences of at most `max_len` tokens.
+    """`pages` plain pages shared by all layers and heads (and `packed_pages` of a packed format's),
+    `slots` sequences of at most `max_len` tokens.
 
     `attend` is the attention op; `dtype` the model's.
     """
@@ -67,6 +52,7 @@ class PagedCache:
         spec: KVSpec,
         *,
         pages: int,
+        packed_pages: int = 0,
         slots: int,
         max_len: int,
         dtype: torch.dtype,
@@ -75,45 +61,52 @@ class PagedCache:
     ) -> None:
         self.shape = shape
         self.max_len = max_len
-        cells = cell_dtype(spec.format, dtype)
-        self._page_bytes = CellStore.page_bytes(shape.head_dim, cells)
-        self._page_side_bytes = CellStore.page_side_bytes(spec.bias)
-        self._slot_bytes = self.slot_bytes(shape, spec, dtype, max_len)
+        self._format = form = spec.cells(dtype)
         self._slots = slots
         self._attend = attend
         self._spec = spec
-        self._store = CellStore(pages, shape.head_dim, cells, device, spec.bias)
-        self._pool = PagePool(pages)
+        self._sizes = Sizes(shape, spec, dtype)
+        self._meter = Meter()
+        self._tables = Tables(shape, slots, self._sizes.plain_cells(max_len))
+        self._budgets = budgets = Budgets(shape, spec)
+        self._points = Points(spec, budgets, self._tables)
+        self._pool = PagePool(pages, self._sizes.page_bytes, self._meter)
         self._prefix = PrefixCache(self._pool)
-        self._tables = Tables(shape, slots, max_len)
-        self._budgets = Budgets(shape, spec)
-        self._points = Points(spec, self._budgets, self._tables)
-        self._ledger = Ledger(shape, spec, self._budgets, self._pool, self._tables)
+        store = CellStore(pages, shape.head_dim, form.dtype, device, spec.bias)
+        packed: PackedParts | None = None
+        need: Need = PlainNeed(budgets, shape.kv_heads, shares=spec.policy is None)
+        if form.bits:
+            need = TailNeed(budgets, shape.kv_heads, form)
+            pool = PagePool(packed_pages, self._sizes.packed_page_bytes, self._meter)
+            packed = PackedParts(
+                Groups(shape, slots, max_len, form.tail),
+                PackedStore(packed_pages, shape.head_dim, form.bits, device, spec.bias),
+                pool,
+                PrefixCache(pool),
+            )
+        self._ledger = self._make_ledger(need, self._pool, self._tables.held_pages)
+        self._ledgers = [self._ledger]
+        if packed is not None:
+            needs = PackedNeed(budgets, shape.kv_heads, form, spec.window, spec.policy is None)
+            self._ledgers.append(self._make_ledger(needs, packed.pool, packed.groups.held_pages))
         self._free_slots = list(range(slots))[::-1]
         self._keys: list[list[bytes]] = [[] for _ in range(slots)]  # of the prompts' full pages
         # the last to ask, if it is still there, and its keys
         self._asked: tuple[Callable[[], Sequence | None], list[bytes]] = (lambda: None, [])
         self._evicted = 0
-        self._ring: QueryRing | None = None
         self._compactor: Compactor | None = None
         self._queries = spec.queries
-        if self._queries:
-            self._ring = QueryRing(shape, self._queries, slots, dtype, device)
-        self._parts = Parts(self._tables, self._store, self._pool, self._prefix, self._ring)
+        ring = QueryRing(shape, self._queries, slots, dtype, device) if self._queries else None
+        self._ring = ring
+        self._packed = packed
+        self._parts = Parts(self._tables, store, self._pool, self._prefix, ring, packed)
+        self._store = store
         if spec.policy is not None:
-            self._compactor = Compactor(spec.policy, spec, self._budgets, self._parts)
+            self._compactor = Compactor(spec.policy, spec, budgets, self._parts)
 
-    @staticmethod
-    def page_bytes(shape: KVShape, spec: KVSpec, dtype: torch.dtype) -> int:
-        """One page, all told."""
-        cells = CellStore.page_bytes(shape.head_dim, cell_dtype(spec.format, dtype))
-        return cells + CellStore.page_side_bytes(spec.bias)
-
-    @staticmethod
-    def slot_bytes(shape: KVShape, spec: KVSpec, dtype: torch.dtype, max_len: int) -> int:
-        """A slot's side state: its tables, and the queries that its policy remembers."""
-        ring = QueryRing.slot_bytes(shape, spec.queries, dtype)
-        return Tables.slot_bytes(shape, max_len) + ring
+    def _make_ledger(self, need: Need, pool: PagePool, held: list[int]) -> Ledger:
+        heads = self.shape.layers * self.shape.kv_heads
+        return Ledger(need, heads, pool, held, self._tables.budget)
 
     # Capacity: what the scheduler sees
 
@@ -122,14 +115,18 @@ class PagedCache:
         request asks for; None if it can."""
         if tokens + 1 > self.max_len:
             return f"{tokens} prompt tokens and one more exceed max_model_len={self.max_len}"
-        need = self._ledger.least(tokens, self._spec.granted(kv_budget))
-        if need > self._pool.pages:
-            page = self._page_bytes + self._page_side_bytes
-            return (
-                f"{tokens} prompt tokens and one more need {need} pages of KV cache"
-                f" ({need * page} bytes); it has {self._pool.pages}"
-                f" ({self._pool.pages * page} bytes)"
-            )
+        sizes, budget = self._sizes, self._spec.granted(kv_budget)
+        plain = sizes.page_bytes + sizes.page_side_bytes
+        packed = sizes.packed_page_bytes + sizes.packed_page_side_bytes
+        for ledger, page, kind in zip(
+            self._ledgers, (plain, packed), ("", "packed "), strict=False
+        ):
+            need, there = ledger.least(tokens, budget), ledger.pages
+            if need > there:
+                return (
+                    f"{tokens} prompt tokens and one more need {need} {kind}pages of KV cache"
+                    f" ({need * page} bytes); it has {there} ({there * page} bytes)"
+                )
         return None
 
     def admit(self, seq: Sequence, spare: int = 0) -> Admission | None:
@@ -137,27 +134,43 @@ class PagedCache:
         if not self._free_slots:
             return None
         slot, tables = self._free_slots[-1], self._tables
-        tables.clear(slot)
+        self._clear(slot)
         tables.prompt_len[slot] = seq.prompt_len
         budget = tables.budget[slot] = self._spec.granted(seq.params.kv_budget)
         self._points.renew(slot)
         keys = self._keys_of(seq)
-        hit = [] if seq.params.prompt_logprobs is not None else self._prefix.match(keys)
         # At least one prompt token runs, and every token whose query the policy remembers.
         most = min(seq.prompt_len - 1, tables.early[slot] - max(self._queries, 1))
-        hit = hit[: max(most, 0) // PAGE]
-        pages = np.stack(hit, axis=-1) if hit else np.empty((0,), np.int32)  # [L * H, n]
-        shared = int(np.count_nonzero(self._pool.refs[pages] > 1))
-        promise = self._ledger.promise(seq, budget, self.max_len)
-        if not self._ledger.admit(slot, promise, spare, shared):
+        hit = find(self._parts, keys, 0 if seq.params.prompt_logprobs is not None else most)
+        shared = hit.shared(self._parts)
+        if not self._each(
+            slot,
+            lambda ledger, at: ledger.admit(
+                slot, ledger.promise(seq, budget, self.max_len), spare, shared[at]
+            ),
+        ):
             return None
         self._free_slots.pop()
         self._keys[slot] = keys
         if self._ring is not None:
             self._ring.forget(slot, 0)
-        if hit:
-            self._adopt_prefix(slot, len(hit), pages)
+        if hit.tokens:
+            adopt(self._parts, slot, keys, hit)
         return Admission(slot, tables.computed[slot])
+
+    def _each(self, slot: int, ask: Callable[[Ledger, int], bool]) -> bool:
+        """Whether every ledger promises the slot its room; otherwise none has."""
+        for at, ledger in enumerate(self._ledgers):
+            if not ask(ledger, at):
+                for other in self._ledgers[:at]:
+                    other.release(slot)
+                return False
+        return True
+
+    def _clear(self, slot: int) -> None:
+        self._tables.clear(slot)
+        if self._packed is not None:
+            self._packed.groups.clear(slot)
 
     def _keys_of(self, seq: Sequence) -> list[bytes]:
         """Of the prompt's full pages; whoever waits first in line is asked for at every step."""
@@ -165,37 +178,39 @@ class PagedCache:
             self._asked = weakref.ref(seq), chain_keys(seq.tokens[: seq.prompt_len])
         return self._asked[1]
 
-    def _adopt_prefix(self, slot: int, count: int, pages: Ints) -> None:
-        tables = self._tables
-        self._prefix.touch(self._keys[slot][:count])
-        self._pool.share(pages)
-        tables.set_taken(slot, np.full_like(tables.taken[slot], count), pages.reshape(-1))
-        tables.length[slot] = count * PAGE
-        tables.computed[slot] = tables.ready[slot] = count * PAGE
-
     def reserve(self, seq: Sequence, slot: int, tokens: int) -> int:
         """How many of the next tokens may run now. They have pages then, of the slot's own."""
         tables = self._tables
-        if tables.computed[slot] >= tables.point[slot]:
-            # the slot was forked at its point, or adopted in the step that reached it: nobody
-            # compacted it after that step, and no cell may follow before
-            self.compress([slot])
+        # If the slot was forked at its point, or adopted in the step that reached it, nobody
+        # compacted it after that step, and no cell may follow before.
+        self.compress([slot])
         tables.whose[slot] = Whose(seq.seed, seq.lineage, seq.thought_ends)
         self._points.look(slot)
         start = tables.computed[slot]
-        end = min(start + tokens, tables.point[slot], self.max_len)
+        stop = tables.point[slot]
+        if self._packed is not None:
+            stop = min(stop, self._packed.groups.at[slot])
+        end = min(start + tokens, stop, self.max_len)
         if end > tables.ready[slot]:
             end = make_room(self._parts, self._ledger, slot, end)
+        if end == stop and self._packed is not None:
+            end = pack_room(self._packed, self._ledgers[1], tables, slot, end)
         return end - start
 
     def fork(self, slot: int, child: Sequence, spare: int = 0) -> int | None:
         """A slot for the child, sharing every page; None if there's no room for it."""
         branch = child.parent is not None
-        if not self._free_slots or not self._ledger.fork(slot, self._free_slots[-1], branch, spare):
+        if not self._free_slots:
             return None
-        new, tables = self._free_slots.pop(), self._tables
+        new, tables = self._free_slots[-1], self._tables
+        if not self._each(new, lambda ledger, _: ledger.fork(slot, new, branch, spare)):
+            return None
+        self._free_slots.pop()
         tables.copy(slot, new)
         self._pool.share(tables.used(new))
+        if self._packed is not None:
+            self._packed.groups.copy(slot, new)
+            self._packed.pool.share(self._packed.groups.used(new))
         # The child copies its last pages before it writes. The parent may fill up those that it
         # had room in: what it appends lies beyond the child's cells.
         tables.ready[new] = tables.computed[new]
@@ -210,25 +225,35 @@ class PagedCache:
         tables = self._tables
         if pos >= tables.computed[slot]:
             return tables.computed[slot]
-        if pos < tables.compacted_at[slot]:
+        kept = pos >= tables.compacted_at[slot] and cut_off(
+            self._parts, self._ledger, slot, tables.computed[slot] - pos
+        )
+        if not kept:
             pos = 0
-            self._pool.drop(tables.used(slot))
-            tables.clear(slot)
+            self._drop(slot)
             self._points.renew(slot)
         else:
-            tables.length[slot] -= tables.computed[slot] - pos
-            self._pool.drop(tables.shrink(slot, pages_for(tables.length[slot])))
             tables.computed[slot] = tables.ready[slot] = pos
+            if self._packed is not None:
+                self._packed.groups.renew(slot, tables.compacted_at[slot], pos)
+            if not tables.compacted_at[slot] and not as_computed(self._parts, slot):
+                self._keys[slot] = []
         if self._ring is not None:
             self._ring.forget(slot, pos)
         return pos
 
     def release(self, slot: int) -> None:
         """Give everything back."""
-        self._pool.drop(self._tables.used(slot))
-        self._tables.clear(slot)
-        self._ledger.release(slot)
+        self._drop(slot)
+        for ledger in self._ledgers:
+            ledger.release(slot)
         self._free_slots.append(slot)
+
+    def _drop(self, slot: int) -> None:
+        self._pool.drop(self._tables.used(slot))
+        if self._packed is not None:
+            self._packed.pool.drop(self._packed.groups.used(slot))
+        self._clear(slot)
 
     # What the executor sees
 
@@ -247,32 +272,50 @@ class PagedCache:
         for slot, start, count in zip(*(part.tolist() for part in rows), strict=True):
             tables.computed[slot] = start + count
             if start < tables.prompt_len[slot] and not tables.compacted_at[slot]:
-                keys = self._keys[slot][: (start + count) // PAGE]
-                self._prefix.insert(keys, tables.table[slot].reshape(-1, tables.width))
+                remember(self._parts, slot, self._keys[slot])
 
     def compress(self, slots: Seq[int]) -> None:
-        """Compact those of the slots whose time has come."""
-        if self._compactor is None:
-            return
+        """Compact those of the slots whose time has come, and pack the cells of others."""
+        tables = self._tables
         for slot in slots:
-            if self._tables.computed[slot] >= self._tables.point[slot]:
+            if self._compactor is not None and tables.computed[slot] >= tables.point[slot]:
                 self._evicted += self._compactor.compact(slot)
                 self._points.renew(slot)
+            elif self._packed is not None and tables.computed[slot] >= self._packed.groups.at[slot]:
+                self._pack(slot, self._packed)
+
+    def _pack(self, slot: int, packed: PackedParts) -> None:
+        tables = self._tables
+        pack(self._parts, packed, slot)
+        packed.groups.renew(slot, tables.compacted_at[slot], tables.computed[slot])
+        tables.ready[slot] = tables.computed[slot]
+        if not tables.compacted_at[slot]:
+            remember_packed(self._parts, slot, self._keys[slot])
 
     # For people and tests
 
     def stats(self) -> KVStats:
-        pool = self._pool
+        pool, sizes = self._pool, self._sizes
+        other = PagePool(0) if self._packed is None else self._packed.pool
+        slot_bytes = sizes.slot_bytes(self.max_len)
+        side = sizes.page_side_bytes, sizes.packed_page_side_bytes
         return KVStats(
             pages=pool.pages,
             used_pages=pool.used,
             free_pages=pool.free,
             prefix_pages=pool.idle,
-            page_bytes=self._page_bytes,
+            page_bytes=sizes.page_bytes,
             peak_pages=pool.peak,
-            side_bytes=self._slots * self._slot_bytes + pool.pages * self._page_side_bytes,
+            packed_pages=other.pages,
+            used_packed_pages=other.used,
+            free_packed_pages=other.free,
+            prefix_packed_pages=other.idle,
+            packed_page_bytes=sizes.packed_page_bytes,
+            used_bytes=self._meter.used,
+            peak_bytes=self._meter.peak,
+            side_bytes=self._slots * slot_bytes + pool.pages * side[0] + other.pages * side[1],
             used_side_bytes=(
-                len(self._ledger.live) * self._slot_bytes + pool.used * self._page_side_bytes
+                len(self._ledger.live) * slot_bytes + pool.used * side[0] + other.used * side[1]
             ),
             evicted_cells=self._evicted,
         )
@@ -283,33 +326,25 @@ class PagedCache:
 
     def held(self, slot: int) -> Ints:
         """Cells of each head, [L, H]."""
-        return self._tables.length[slot].copy()
+        return self._parts.held(slot)
 
     def positions(self, slot: int, layer: int) -> list[Ints]:
         """Positions of the tokens whose cells each head of a layer still has, ascending."""
-        table, length = self._tables.table[slot, layer], self._tables.length[slot, layer]
-        pos = self._store.pos.cpu().numpy()
-        return [pos[ids].reshape(-1)[:n] for ids, n in zip(table, length, strict=True)]
+        pos = self._parts.read_pos(self._parts.addresses(slot, layer)[0])
+        return [own[:n] for own, n in zip(pos, self.held(slot)[layer], strict=True)]
 
     def check(self) -> None:
-        """Assert every invariant that ties tables, pool, prefixes and promises together."""
-        tables, pool = self._tables, self._pool
-        pool.check()
-        self._prefix.check()
-        self._ledger.check()
+        """Assert every invariant that ties tables, pools, prefixes and promises together."""
         assert self._ledger.live.isdisjoint(self._free_slots)
-        refs = pool.kept.astype(np.int32)
+        for ledger in self._ledgers:
+            assert ledger.live == self._ledger.live
+            ledger.check()
+        check_plain(self._parts, self._ledger.live)
+        if self._packed is not None:
+            check_packed(self._parts, self._packed, self._ledger.live)
         for slot in self._ledger.live:
-            used = tables.used(slot)
-            assert used.size == np.unique(used).size == tables.held_pages[slot]
-            refs[used] += 1
-            assert (tables.taken[slot] >= pages_for(tables.length[slot])).all()
-            assert tables.ready[slot] >= tables.computed[slot]
-            assert tables.compacted_at[slot] < tables.early[slot] <= tables.point[slot]
-            assert tables.point[slot] <= tables.limit[slot]
             for layer in range(self.shape.layers):
                 for pos in self.positions(slot, layer):
                     assert (np.diff(pos) > 0).all(), "positions ascend"
-                    assert pos.size <= tables.computed[slot]
-                    assert not pos.size or pos[-1] < tables.computed[slot]
-        assert np.array_equal(refs, pool.refs), "references"
+                    assert pos.size <= self._tables.computed[slot]
+                    assert not pos.size or pos[-1] < self._tables.computed[slot]

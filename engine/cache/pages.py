@@ -15,11 +15,28 @@ from engine.kernels.attention import PAGE as PAGE  # for its neighbours: kernels
 Ints = NDArray[np.int32]
 
 
+class Meter:
+    """Bytes of the used pages of some pools, and the most that there ever were."""
+
+    def __init__(self) -> None:
+        self.pools: list[tuple[PagePool, int]] = []
+        self.peak = 0
+
+    @property
+    def used(self) -> int:
+        return sum(pool.used * size for pool, size in self.pools)
+
+    def look(self) -> None:
+        self.peak = max(self.peak, self.used)
+
+
 class PagePool:
     """A free stack and reference counts. Every call takes distinct ids, in any shape."""
 
-    def __init__(self, pages: int) -> None:
+    def __init__(self, pages: int, page_bytes: int = 0, meter: Meter | None = None) -> None:
         self.pages = pages
+        self._meter = Meter() if meter is None else meter
+        self._meter.pools.append((self, page_bytes))
         self.refs: Ints = np.zeros(pages, dtype=np.int32)
         self.kept: NDArray[np.bool_] = np.zeros(pages, dtype=np.bool_)
         self.idle = 0  # kept, and referenced by nobody else
@@ -38,14 +55,14 @@ class PagePool:
         self.free -= count
         taken = self._stack[self.free : self.free + count][::-1].copy()
         self.refs[taken] = 1
-        self.peak = max(self.peak, self.used)
+        self._look()
         return taken
 
     def share(self, ids: Ints) -> None:
         """One more reference to each."""
         self.idle -= self._idle(ids)
         self.refs[ids] += 1
-        self.peak = max(self.peak, self.used)
+        self._look()
 
     def drop(self, ids: Ints) -> None:
         """One reference less to each; those without any are free."""
@@ -65,6 +82,10 @@ class PagePool:
         self.kept[ids] = False
         self.refs[ids] -= 1
         self._free(ids)
+
+    def _look(self) -> None:
+        self.peak = max(self.peak, self.used)
+        self._meter.look()
 
     def _idle(self, ids: Ints) -> int:
         return int(np.count_nonzero(self.kept[ids] & (self.refs[ids] == 1)))

@@ -18,7 +18,8 @@ from torch import Tensor
 from engine.cache.allocation import Allocation
 from engine.cache.allocations.uniform import Uniform
 from engine.cache.choose import keep_best
-from engine.cache.view import Compaction, LayerView
+from engine.cache.format import FLOATS, FORMATS, KVFormat, format_of
+from engine.cache.view import Compaction, KVShape, LayerView
 
 MIN_BUDGET = 4
 """Fewer cells a head make no cache."""
@@ -167,22 +168,25 @@ class KVSpec:
     `policy` None is the full cache. `budget_tokens` cells a head stay after a compaction, on
     average, everything counted; `window` more may be appended before the next one. A request may
     ask for a smaller budget (`SamplingParams.kv_budget`), and with `allow_full` for the full cache.
-    `format` "auto" stores cells in the model's dtype.
+    `format` "auto" stores cells in the model's dtype. int8, int4 and int2 pack them in groups of 64
+    but for the last `tail_tokens` of each head and up to two groups more, which are in
+    `tail_format`; all of them count as cells of the budget. `budget_bytes` says instead of
+    `budget_tokens` what all layers and heads of a sequence hold after a compaction, codes, grids,
+    positions, biases and the tail counted: fewer bits are more cells.
     """
 
-    format: Literal["auto", "fp32", "bf16"] = "auto"
+    format: Literal["auto", "fp32", "bf16", "int8", "int4", "int2"] = "auto"
+    tail_tokens: int = 64
+    tail_format: Literal["auto", "fp32", "bf16"] = "auto"
     policy: KVPolicy | None = None
     allocation: Allocation = field(default_factory=Uniform)
     budget_tokens: int | None = None
+    budget_bytes: int | None = None
     window: int = 128
     allow_full: bool = False
 
     def __post_init__(self) -> None:
-        if self.format not in ("auto", "fp32", "bf16"):
-            raise ValueError(
-                f"format must be auto, fp32 or bf16, not {self.format!r}; packed cells of fewer "
-                "bits aren't supported yet"
-            )
+        self._check_format()
         if self.policy is not None and not isinstance(self.policy, KVPolicy):
             raise ValueError(f"policy must be a KVPolicy such as SnapKV(), not {self.policy!r}")
         if not isinstance(self.allocation, Allocation):
@@ -192,15 +196,34 @@ class KVSpec:
         if self.policy is None:
             if self.allocation != Uniform():
                 raise ValueError(f"allocation {self.allocation} needs a policy that evicts cells")
-            if self.budget_tokens is not None:
-                raise ValueError(
-                    f"budget_tokens={self.budget_tokens} needs a policy that keeps to it; "
-                    "give one, or leave budget_tokens out for the full cache"
-                )
+            for name in ("budget_tokens", "budget_bytes"):
+                value = getattr(self, name)
+                if value is not None:
+                    raise ValueError(
+                        f"{name}={value} needs a policy that keeps to it; "
+                        f"give one, or leave {name} out for the full cache"
+                    )
         else:
             self._check(self.policy)
 
+    def _check_format(self) -> None:
+        if self.format not in FORMATS:
+            raise ValueError(f"format must be one of {', '.join(FORMATS)}, not {self.format!r}")
+        if self.tail_format not in ("auto", *FLOATS):
+            raise ValueError(f"tail_format must be auto, fp32 or bf16, not {self.tail_format!r}")
+        if not _integer(self.tail_tokens) or self.tail_tokens < 0:
+            raise ValueError(f"tail_tokens must be at least 0, not {self.tail_tokens!r}")
+
     def _check(self, policy: KVPolicy) -> None:
+        if self.budget_bytes is not None:
+            if self.budget_tokens is not None:
+                raise ValueError(
+                    f"give budget_tokens ({self.budget_tokens}) or budget_bytes"
+                    f" ({self.budget_bytes}), not both"
+                )
+            if not _integer(self.budget_bytes) or self.budget_bytes < 1:
+                raise ValueError(f"budget_bytes must be at least 1, not {self.budget_bytes!r}")
+            return
         if not _integer(self.budget_tokens) or self.budget_tokens < MIN_BUDGET:
             raise ValueError(
                 f"budget_tokens must be at least {MIN_BUDGET} with a policy,"
@@ -211,6 +234,23 @@ class KVSpec:
         reason = policy.refuses(self.budget_tokens, self.window)
         if reason is not None:
             raise ValueError(f"policy {policy}: {reason}")
+
+    def cells(self, model: torch.dtype) -> KVFormat:
+        """How cells of a model of that dtype are stored."""
+        return format_of(self.format, self.tail_format, self.tail_tokens, model)
+
+    def sized(self, shape: KVShape, model: torch.dtype) -> KVSpec:
+        """This, with its bytes as cells of such a model; ValueError if they hold next to none."""
+        if self.budget_bytes is None:
+            return self
+        heads = shape.layers * shape.kv_heads
+        cells = self.cells(model).cells_in(self.budget_bytes / heads, shape.head_dim, self.bias)
+        if cells < MIN_BUDGET:
+            raise ValueError(
+                f"budget_bytes={self.budget_bytes} holds {cells} cells of each of {heads} heads in"
+                f" {self.format} cells; it must hold at least {MIN_BUDGET}"
+            )
+        return replace(self, budget_tokens=cells, budget_bytes=None)
 
     def measured(self, model: Path) -> KVSpec:
         """This, with what was measured of the model whose files lie there."""

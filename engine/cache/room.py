@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from engine.cache.admission import Ledger
 from engine.cache.pages import PAGE, Ints
-from engine.cache.parts import Parts
-from engine.cache.tables import pages_for
+from engine.cache.parts import PackedParts, Parts
+from engine.cache.tables import Tables, pages_for
 
 Where = tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]
 
@@ -45,6 +45,20 @@ def make_room(parts: Parts, ledger: Ledger, slot: int, end: int) -> int:
     tables.set_taken(slot, taken, new[copies:])
     tables.ready[slot] = start + int((taken * PAGE - length).min())
     return start + tokens
+
+
+def pack_room(packed: PackedParts, ledger: Ledger, tables: Tables, slot: int, end: int) -> int:
+    """Take the packed pages that the slot's plain cells go to if it packs at `end`; the new end:
+    one less where there are none."""
+    groups = packed.groups
+    plain = tables.length[slot] + (end - tables.computed[slot])
+    taken = np.maximum(groups.count(slot) + groups.ahead(plain), groups.taken[slot])
+    more = int(taken.sum()) - groups.held_pages[slot]
+    if more > ledger.room(slot):
+        return end - 1
+    if more:
+        groups.set_taken(slot, taken, packed.prefix.take(more))
+    return end
 
 
 def _copy(parts: Parts, slot: int, where: Where, new: Ints) -> None:

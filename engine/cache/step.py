@@ -20,9 +20,9 @@ from torch import Tensor
 from engine.cache.pages import PAGE
 from engine.cache.parts import Parts
 from engine.cache.ring import Remembered
-from engine.cache.tables import Tables
 from engine.kernels.attention import Attend
 from engine.kernels.layers import StepCells
+from engine.kernels.packed import PackedCells
 
 Array = NDArray[np.int64]
 
@@ -42,6 +42,7 @@ class Group(NamedTuple):
     table: Tensor  # [L, B, H, P]
     lengths: Tensor  # [L, B, H], this step's cells included
     q_pos: Tensor  # [B, M]
+    packed: tuple[Tensor, Tensor] | None  # pages and fills [L, B, H, G]
 
 
 class StepKV:
@@ -79,8 +80,15 @@ class StepKV:
         store = self._parts.store
         table, lengths = group.table[layer], group.lengths[layer]
         pools = store.k, store.v, store.pos
-        out = self._attend(rows, *pools, table, lengths, group.q_pos, store.bias)
+        packed = self._packed(layer, group)
+        out = self._attend(rows, *pools, table, lengths, group.q_pos, store.bias, packed)
         return out.reshape(q.shape)
+
+    def _packed(self, layer: int, group: Group) -> PackedCells | None:
+        if self._parts.packed is None or group.packed is None:
+            return None
+        table, fill = group.packed
+        return self._parts.packed.store.with_tables(table[layer], fill[layer])
 
     def cells(self) -> StepCells:
         """For layers that append and attend by themselves."""
@@ -95,7 +103,12 @@ class StepKV:
             at[self._remembered.tokens.numpy()] = self._remembered.rows.numpy()
         pools = store.k, store.v, store.pos
         held = tables.table, tables.length
-        return StepCells(*pools, *held, *self._rows, data, at, store.bias)
+        packed = None
+        if self._parts.packed is not None:
+            groups = self._parts.packed.groups
+            own = torch.from_numpy(groups.table), torch.from_numpy(groups.fill)
+            packed = self._parts.packed.store.with_tables(*own)
+        return StepCells(*pools, *held, *self._rows, data, at, store.bias, packed)
 
     def finish(self) -> None:
         """Every layer has run: the cells count from now on. Call it once."""
@@ -137,25 +150,24 @@ def _new_cells(parts: Parts, rows: Rows) -> Tensor:
 
 def _planned(parts: Parts, rows: Rows) -> _Plan:
     """Positions and biases of the new cells, which no layer changes, are written here."""
-    tables, store = parts.tables, parts.store
+    store = parts.store
     device, cells = store.k.device, _new_cells(parts, rows)
     token_pos = torch.from_numpy(_owners(rows)[1].astype(np.int32)).to(device)[:, None]
     store.write_pos(cells.view(-1), token_pos.expand(cells.shape).reshape(-1))
     store.write_bias(cells.view(-1), 0.0)
     first = np.cumsum(rows.counts) - rows.counts  # [R] each row's first token
-    return _Plan(cells.flatten(1), _groups(tables, rows, first, device))
+    return _Plan(cells.flatten(1), _groups(parts, rows, first))
 
 
-def _groups(tables: Tables, rows: Rows, first: Array, device: torch.device) -> list[Group]:
+def _groups(parts: Parts, rows: Rows, first: Array) -> list[Group]:
     single = np.flatnonzero(rows.counts == 1)
     members = [single] if single.size else []
     members += [np.array([row]) for row in np.flatnonzero(rows.counts > 1)]
-    return [_group(tables, rows, first, chosen, device, len(members) == 1) for chosen in members]
+    return [_group(parts, rows, first, chosen, len(members) == 1) for chosen in members]
 
 
-def _group(
-    tables: Tables, rows: Rows, first: Array, chosen: Array, device: torch.device, alone: bool
-) -> Group:
+def _group(parts: Parts, rows: Rows, first: Array, chosen: Array, alone: bool) -> Group:
+    tables, device = parts.tables, parts.store.k.device
     slots, span = rows.slots[chosen], np.arange(rows.counts[chosen[0]])
     lengths = tables.length[slots] + rows.counts[chosen, None, None].astype(np.int32)  # [B, L, H]
     width = -(-int(lengths.max()) // PAGE)
@@ -164,10 +176,18 @@ def _group(
     def upload(array: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
+    packed = None
+    if parts.packed is not None:
+        groups = parts.packed.groups
+        count = int(np.count_nonzero(groups.fill[slots].any((0, 1, 2))))
+        if count:
+            pages, fills = (a[slots, :, :, :count] for a in (groups.table, groups.fill))
+            packed = upload(pages.transpose(1, 0, 2, 3)), upload(fills.transpose(1, 0, 2, 3))
     tokens = (first[chosen, None] + span).reshape(-1)
     return Group(
         None if alone else upload(tokens),
         upload(table.transpose(1, 0, 2, 3)),
         upload(lengths.transpose(1, 0, 2)),
         upload((rows.starts[chosen, None] + span).astype(np.int32)),
+        packed,
     )

@@ -1,4 +1,4 @@
-"""Which cells a slot has: page tables and lengths, on the host, vectorised over layers and heads.
+"""Which plain cells a slot has: tables and lengths, on the host, vectorised over layers and heads.
 
 Cell c of a head lies in page table[c // 16] at offset c % 16. A slot's counters say which prefix
 of its sequence the cells stand for, how far it may grow, and where the next compaction is.
@@ -37,9 +37,9 @@ def pages_for(cells: Ints) -> Ints:
 class Tables:
     """Arrays over slots. `taken` pages a head may exceed what its length needs: room reserved."""
 
-    def __init__(self, shape: KVShape, slots: int, max_len: int) -> None:
+    def __init__(self, shape: KVShape, slots: int, most_cells: int) -> None:
         heads = (slots, shape.layers, shape.kv_heads)
-        self.width = -(-max_len // PAGE)
+        self.width = -(-most_cells // PAGE)
         self.table: Ints = np.zeros((*heads, self.width), dtype=np.int32)
         self.length: Ints = np.zeros(heads, dtype=np.int32)
         self.taken: Ints = np.zeros(heads, dtype=np.int32)
@@ -59,8 +59,8 @@ class Tables:
         self._layers, self._heads = layers, kv_heads
 
     @staticmethod
-    def slot_bytes(shape: KVShape, max_len: int) -> int:
-        return shape.layers * shape.kv_heads * 4 * (-(-max_len // PAGE) + 2)
+    def slot_bytes(shape: KVShape, most_cells: int) -> int:
+        return shape.layers * shape.kv_heads * 4 * (-(-most_cells // PAGE) + 2)
 
     def used(self, slot: int) -> Ints:
         """Every page that the slot refers to, [n]."""

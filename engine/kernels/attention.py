@@ -1,8 +1,9 @@
 """Paged attention: queries against cells scattered over pages, ragged from head to head.
 
 The cells of a sequence are read in fixed splits counted from cell 0, joined by an online softmax
-in that order (FlashDecoding, Dao et al. 2023). What lies beyond a head's length changes no bit, so
-a sequence's output doesn't depend on how far its neighbours' tables reach.
+in that order (FlashDecoding, Dao et al. 2023): packed pages first, where there are any, each a
+split. What lies beyond a head's length changes no bit, so a sequence's output doesn't depend on how
+far its neighbours' tables reach.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.kernels.dispatch import Op
+from engine.kernels.packed import PACK, PackedCells, unpack_keys, unpack_values
 
 PAGE = 16
 """Cells of one page."""
@@ -27,7 +29,8 @@ MIN_ROWS = 8
 
 class AttentionSpec(NamedTuple):
     """What a backend must serve; `device` is a torch device's type, `group` the GQA group, `bias`
-    whether cells carry one (it's passed as `bias_pool` then)."""
+    whether cells carry one (it's passed as `bias_pool` then), `bits` those of packed cells, 0 where
+    `packed` is never passed."""
 
     head_dim: int
     group: int
@@ -35,6 +38,7 @@ class AttentionSpec(NamedTuple):
     dtype: torch.dtype
     cell_dtype: torch.dtype
     bias: bool = False
+    bits: int = 0
 
 
 class Attend(Protocol):
@@ -50,6 +54,7 @@ class Attend(Protocol):
         lengths: Tensor,
         q_pos: Tensor,
         bias_pool: Tensor | None = None,
+        packed: PackedCells | None = None,
     ) -> Tensor: ...
 
 
@@ -70,6 +75,7 @@ def attend(
     lengths: Tensor,
     q_pos: Tensor,
     bias_pool: Tensor | None = None,
+    packed: PackedCells | None = None,
 ) -> Tensor:
     """Softmax attention with scale 1 / sqrt(D), computed in float32 whatever the dtypes.
 
@@ -80,50 +86,81 @@ def attend(
     | lengths        | [B, H]        | cells that each head holds                          |
     | q_pos          | [B, M]        | the queries' positions                              |
     | bias_pool      | [pages, 16]   | float32, what is added to each cell's logits        |
+    | packed         |               | cells in packed pages, which stand before the others|
 
     Integers are int32. A query sees cell c of its kv head iff c < length and the cell's position is
     at most its own; one that sees nothing (padding) gets zeros. All of v_pool must be finite.
     """
-    dtype = q.dtype
-    batch, queries, q_heads, dim = q.shape
-    heads = table.shape[1]
-    group = q_heads // heads
-    rows = queries * group
+    softmax = _Softmax(q, q_pos, table.shape[1])
+    if packed is not None:
+        for group in range(packed.table.shape[2]):
+            softmax.add(*_packed_split(packed, group))
     if missing := -table.shape[2] % (SPLIT // PAGE):
         table = F.pad(table, (0, missing))  # [B, H, P]
-    pos = _cell_positions(pos_pool, table, lengths)  # [B, H, P * 16]
-
-    q = q.float() * dim**-0.5
-    q = q.view(batch, queries, heads, group, dim).transpose(1, 2)  # [B, H, M, G, D]
-    q = F.pad(q.reshape(-1, rows, dim), (0, 0, 0, max(MIN_ROWS - rows, 0)))  # [B * H, R, D]
-    peak = q.new_full((*q.shape[:2], 1), -1e30)  # finite: a split that shows nothing leaves it be
-    total = torch.zeros_like(peak)
-    out = torch.zeros_like(q)
+    pos = pos_pool.index_select(0, table.flatten()).view(*table.shape[:2], -1)  # [B, H, P * 16]
+    pos = _held(pos, lengths[..., None])
     for start in range(0, pos.shape[2], SPLIT):
         pages = table[:, :, start // PAGE : (start + SPLIT) // PAGE].reshape(-1)
-        unseen = pos[:, :, None, start : start + SPLIT] > q_pos[:, None, :, None]  # [B, H, M, S]
-        scores = torch.bmm(q, _cells(k_pool, pages).transpose(1, 2))  # [B * H, R, S]
-        shown = scores[:, :rows].view(batch, heads, queries, group, SPLIT)
-        if bias_pool is not None:
-            shown.add_(bias_pool.index_select(0, pages).view(batch, heads, 1, 1, SPLIT))
+        bias = None if bias_pool is None else bias_pool.index_select(0, pages)
+        k, v = (_cells(pool, pages) for pool in (k_pool, v_pool))
+        softmax.add(k, v, pos[:, :, start : start + SPLIT], bias)
+    return softmax.result()
+
+
+class _Softmax:
+    """An online softmax over splits of cells."""
+
+    def __init__(self, q: Tensor, q_pos: Tensor, heads: int) -> None:
+        batch, queries, q_heads, dim = q.shape
+        self._shape = batch, heads, queries, q_heads // heads
+        self._dtype, self._q_pos = q.dtype, q_pos
+        self._rows = rows = queries * q_heads // heads
+        q = (q.float() * dim**-0.5).view(batch, queries, heads, -1, dim)
+        q = q.transpose(1, 2).reshape(-1, rows, dim)  # [B * H, M * G, D]
+        self._q = q = F.pad(q, (0, 0, 0, max(MIN_ROWS - rows, 0)))  # [B * H, R, D]
+        # finite: a split that shows nothing leaves it be
+        self._peak = q.new_full((*q.shape[:2], 1), -1e30)
+        self._total = torch.zeros_like(self._peak)
+        self._out = torch.zeros_like(q)
+
+    def add(self, k: Tensor, v: Tensor, pos: Tensor, bias: Tensor | None) -> None:
+        """k and v [B * H, S, D] float32 at pos [B, H, S]; bias of so many numbers."""
+        batch, heads, queries, group = self._shape
+        unseen = pos[:, :, None] > self._q_pos[:, None, :, None]  # [B, H, M, S]
+        scores = torch.bmm(self._q, k.transpose(1, 2))  # [B * H, R, S]
+        shown = scores[:, : self._rows].view(batch, heads, queries, group, -1)
+        if bias is not None:
+            shown.add_(bias.view(batch, heads, 1, 1, -1))
         shown.masked_fill_(unseen[:, :, :, None], -torch.inf)
-        before, peak = peak, torch.maximum(peak, scores.amax(-1, keepdim=True))
-        weights = scores.sub_(peak).exp_()
-        decay = before.sub_(peak).exp_()
-        total.mul_(decay).add_(weights.sum(-1, keepdim=True))
-        out.mul_(decay).add_(torch.bmm(weights, _cells(v_pool, pages)))
-    out.div_(total.clamp_min_(1e-30))
-    out = out[:, :rows].view(batch, heads, queries, group, dim).transpose(1, 2)
-    return out.reshape(batch, queries, q_heads, dim).to(dtype)
+        before, self._peak = self._peak, torch.maximum(self._peak, scores.amax(-1, keepdim=True))
+        weights = scores.sub_(self._peak).exp_()
+        decay = before.sub_(self._peak).exp_()
+        self._total.mul_(decay).add_(weights.sum(-1, keepdim=True))
+        self._out.mul_(decay).add_(torch.bmm(weights, v))
+
+    def result(self) -> Tensor:
+        batch, heads, queries, group = self._shape
+        out = self._out.div_(self._total.clamp_min_(1e-30))[:, : self._rows]
+        out = out.view(batch, heads, queries, group, -1).transpose(1, 2)
+        return out.reshape(batch, queries, heads * group, -1).to(self._dtype)
 
 
-def _cell_positions(pos_pool: Tensor, table: Tensor, lengths: Tensor) -> Tensor:
-    """Every cell's position, [B, H, P * 16]; of cells that a head doesn't hold, past any query."""
-    pos = pos_pool.index_select(0, table.flatten()).view(*table.shape[:2], -1)
+def _held(pos: Tensor, lengths: Tensor) -> Tensor:
+    """Positions [B, H, S], past any query's from `lengths` [B, H, 1] on."""
     cell = torch.arange(pos.shape[2], device=pos.device)
-    return pos.masked_fill_(cell >= lengths[..., None], torch.iinfo(pos.dtype).max)
+    return pos.masked_fill_(cell >= lengths, torch.iinfo(pos.dtype).max)
 
 
 def _cells(pool: Tensor, pages: Tensor) -> Tensor:
     """The cells of whole splits, float32: [B * H, S, D]."""
     return pool.index_select(0, pages).view(-1, SPLIT, pool.shape[2]).float()
+
+
+def _packed_split(packed: PackedCells, group: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """One packed page of each head, unpacked."""
+    pages = packed.table[:, :, group].flatten()
+    k = unpack_keys(packed.k[pages], packed.k_grid[pages], packed.bits)
+    v = unpack_values(packed.v[pages], packed.v_grid[pages], packed.bits)
+    pos = packed.pos[pages].view(*packed.table.shape[:2], PACK)
+    bias = None if packed.bias is None else packed.bias[pages]
+    return k, v, _held(pos, packed.fill[:, :, group, None]), bias

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from engine.kernels.dispatch import Op
 from engine.kernels.linear import Linear
+from engine.kernels.packed import PackedCells
 
 
 class Matrix(Protocol):
@@ -45,12 +46,14 @@ class Layer:
 
 
 class LayersSpec(NamedTuple):
-    """What a backend must serve; `linears` are the backends that hold the layers' matrices."""
+    """What a backend must serve; `linears` are the backends that hold the layers' matrices, `bits`
+    those of packed cells, 0 where there are none."""
 
     device: str
     dtype: torch.dtype
     head_dim: int
     linears: frozenset[str]
+    bits: int = 0
 
 
 class LayersShape(NamedTuple):
@@ -81,6 +84,7 @@ class StepCells(NamedTuple):
     ring: Tensor | None  # [L, rows, Hq, D]
     ring_at: NDArray[np.int64] | None  # [T]
     bias: Tensor | None = None  # [pages, 16] float32, 0 for the step's own cells
+    packed: PackedCells | None = None  # table and fill are [slots, L, H, G]
 
 
 class StepKV(Protocol):

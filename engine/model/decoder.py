@@ -69,12 +69,16 @@ class Decoder:
         prefer: Sequence[str] = (),
         weights: WeightFormat = WEIGHT_FORMATS["float"],
         activation_bits: int = 0,
+        kv_bits: int = 0,
     ) -> Decoder:
-        """`dtype` (of activations) float32 or bfloat16; `prefer` names linear backends to ask
-        first. Matrices that the file has in NVFP4 stay as they are, whatever `weights`.
-        `activation_bits`: 8 or 16 where integer weights multiply rounded activations.
+        """`dtype` (of activations) float32 or bfloat16; `prefer` names backends to ask first.
+        Matrices that the file has in NVFP4 stay as they are, whatever `weights`. `activation_bits`:
+        8 or 16 where integer weights multiply rounded activations. `kv_bits`: those of the cache's
+        packed cells, 0 if it has none.
         """
-        loader = _Loader(checkpoint, dtype, torch.device(device), prefer, weights, activation_bits)
+        loader = _Loader(
+            checkpoint, dtype, torch.device(device), prefer, weights, activation_bits, kv_bits
+        )
         return loader.decoder()
 
     def forward(self, ids: Tensor, ctx: StepContext) -> Tensor:
@@ -98,6 +102,7 @@ class _Loader:
         prefer: Sequence[str],
         weights: WeightFormat,
         activation_bits: int,
+        kv_bits: int,
     ) -> None:
         if dtype not in (torch.float32, torch.bfloat16):
             raise ValueError(f"dtype must be torch.float32 or torch.bfloat16, not {dtype}")
@@ -108,6 +113,7 @@ class _Loader:
         self.prefer = prefer
         self.weights = weights
         self.activation_bits = activation_bits
+        self.kv_bits = kv_bits
         self.sizes: list[int] = []  # bytes of each tensor
 
     def decoder(self) -> Decoder:
@@ -126,7 +132,8 @@ class _Loader:
         """All layers as one op, in the backend that serves what their matrices became."""
         cfg = self.config
         held = {m.linear.backend for x in layers for m in (x.qkv, x.out, x.gate_up, x.down)}
-        spec = LayersSpec(self.device.type, self.dtype, cfg.head_dim, frozenset(held))
+        kinds = (self.device.type, self.dtype, cfg.head_dim, frozenset(held))
+        spec = LayersSpec(*kinds, self.kv_bits)
         shape = LayersShape(cfg.q_heads, cfg.kv_heads, cfg.head_dim, cfg.norm_eps)
         return cast(Layers, select(LAYERS, spec, self.prefer).build(shape, layers, norm))
 

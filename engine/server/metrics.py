@@ -13,7 +13,6 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from engine.cache.format import cell_dtype
 from engine.output import Delta, Output
 from engine.scheduler.controller import Controller
 from engine.scheduler.controllers.loop_guard import LoopGuard
@@ -138,7 +137,7 @@ class _EngineCollector(Collector):
         self._engine = engine
         self._model = model
         self._formats = {
-            role: str(cell_dtype(loaded.spec.kv.format, loaded.dtype)).removeprefix("torch.")
+            role: loaded.spec.kv.cells(loaded.dtype).name
             for role, loaded in engine.engine.models.items()
         }
 

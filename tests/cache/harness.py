@@ -10,6 +10,7 @@ from torch import Tensor
 from engine.cache.paged import PagedCache
 from engine.cache.policy import KVSpec
 from engine.cache.view import KVShape
+from engine.kernels.packed import PackedCells, unpack_keys, unpack_values
 from engine.request import SamplingParams, Sequence
 
 SHAPE = KVShape(layers=2, q_heads=4, kv_heads=2, head_dim=8)
@@ -25,6 +26,7 @@ def naive_attend(
     lengths: Tensor,
     q_pos: Tensor,
     bias_pool: Tensor | None = None,
+    packed: PackedCells | None = None,
 ) -> Tensor:
     """The attention op's definition, one row and head at a time."""
     out = torch.empty_like(q)
@@ -34,11 +36,20 @@ def naive_attend(
             n = int(lengths[b, h])
             pages = table[b, h].long()
             k, v = (pool[pages].flatten(0, 1)[:n].to(q.dtype) for pool in (k_pool, v_pool))
-            sees = pos_pool[pages].flatten()[:n] <= q_pos[b][:, None]  # [M, n]
+            pos = pos_pool[pages].flatten()[:n]
+            bias = torch.zeros(n) if bias_pool is None else bias_pool[pages].flatten()[:n]
+            if packed is not None:
+                there = torch.arange(64) < packed.fill[b, h, :, None]
+                pages = packed.table[b, h].long()
+                pk = unpack_keys(packed.k[pages], packed.k_grid[pages], packed.bits)[there]
+                pv = unpack_values(packed.v[pages], packed.v_grid[pages], packed.bits)[there]
+                k, v = torch.cat((pk.to(q.dtype), k)), torch.cat((pv.to(q.dtype), v))
+                pos = torch.cat((packed.pos[pages][there], pos))
+                own = torch.zeros(len(pk)) if packed.bias is None else packed.bias[pages][there]
+                bias = torch.cat((own, bias))
+            sees = pos <= q_pos[b][:, None]  # [M, n]
             heads = q[b, :, h * group : (h + 1) * group].transpose(0, 1)  # [G, M, D]
-            logits = heads @ k.mT * q.shape[-1] ** -0.5
-            if bias_pool is not None:
-                logits = logits + bias_pool[pages].flatten()[:n]
+            logits = heads @ k.mT * q.shape[-1] ** -0.5 + bias
             weights = logits.masked_fill(~sees, -torch.inf).softmax(-1)
             out[b, :, h * group : (h + 1) * group] = (weights @ v).transpose(0, 1)
     return out
@@ -49,6 +60,7 @@ def make_cache(
     *,
     shape: KVShape = SHAPE,
     pages: int = 64,
+    packed_pages: int = 64,
     slots: int = 4,
     max_len: int = 128,
 ) -> PagedCache:
@@ -56,6 +68,7 @@ def make_cache(
         shape,
         KVSpec() if spec is None else spec,
         pages=pages,
+        packed_pages=packed_pages,
         slots=slots,
         max_len=max_len,
         dtype=torch.float32,

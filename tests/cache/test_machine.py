@@ -17,6 +17,7 @@ from hypothesis.stateful import (
 
 from engine.cache.paged import PagedCache
 from engine.cache.policy import KVSpec
+from engine.kernels.packed import PACK
 from engine.request import Sequence
 from tests.cache.harness import SHAPE, make_seq
 from tests.cache.scripted import Ragged, Scripted, read_biases, read_labels, run_labelled, score
@@ -57,6 +58,9 @@ def empty() -> Cells:
 class CacheMachine(RuleBasedStateMachine):
     spec = KVSpec()
     pages = 30
+    packed_pages = 0
+    max_len = MAX_LEN
+    stride = 1  # tokens that run together, times this
     asked: tuple[int | str | None, ...] = (None,)  # requests' own budgets
 
     def __init__(self) -> None:
@@ -65,8 +69,9 @@ class CacheMachine(RuleBasedStateMachine):
             SHAPE,
             self.spec,
             pages=self.pages,
+            packed_pages=self.packed_pages,
             slots=4,
-            max_len=MAX_LEN,
+            max_len=self.max_len,
             dtype=torch.float32,
             device=torch.device("cpu"),
             attend=lambda q, *_: q,
@@ -152,7 +157,8 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(data=st.data(), size=st.integers(1, 20), few=st.booleans())
     def run(self, data: st.DataObject, size: int, few: bool) -> None:
         chosen = data.draw(st.lists(st.sampled_from(list(self.models)), min_size=1, unique=True))
-        reserved = [(slot, self.reserve(slot, 1 if few else size)) for slot in chosen]
+        size = 1 if few else size * self.stride
+        reserved = [(slot, self.reserve(slot, size)) for slot in chosen]
         granted = [(slot, count) for slot, count in reserved if count]
         if not granted:
             return
@@ -172,14 +178,16 @@ class CacheMachine(RuleBasedStateMachine):
     def reserve(self, slot: int, size: int) -> int:
         """Make sure that there are tokens to run, and reserve up to `size`."""
         m = self.models[slot]
-        if len(m.seq.tokens) == m.computed and m.computed < MAX_LEN:
+        if len(m.seq.tokens) == m.computed and m.computed < self.max_len:
             m.seq.tokens.extend((m.computed + i) % 5 for i in range(size))
             m.find_thoughts()
         if m.computed == self.point(m):
             self.compact(m)  # a child of a fork just before its parent's compaction
         wanted = min(size, len(m.seq.tokens) - m.computed)
         granted = self.cache.reserve(m.seq, slot, wanted)
-        room = min(wanted, self.point(m) - m.computed, MAX_LEN - m.computed)
+        room = min(wanted, self.point(m) - m.computed, self.max_len - m.computed)
+        if self.packed_pages:
+            room = min(room, PACK - (m.computed - m.compacted_at) % PACK)
         assert granted <= room
         if self.promise_holds(slot):
             assert granted == room
@@ -207,7 +215,7 @@ class CacheMachine(RuleBasedStateMachine):
         m.seq.tokens.extend([4] * data.draw(st.integers(0, 3)))
         m.find_thoughts()
         got = self.cache.truncate(slot, pos)
-        if pos < m.compacted_at:
+        if pos < m.compacted_at or (self.packed_pages and got == 0):  # no room for plain cells
             m.cells, m.computed, m.compacted_at = empty(), 0, 0
             m.base, m.worn = [0] * SHAPE.layers, {}
         elif pos < m.computed:
@@ -260,6 +268,8 @@ class CacheMachine(RuleBasedStateMachine):
         stats = self.cache.stats()
         assert stats.used_pages == 0
         assert stats.free_pages + stats.prefix_pages == self.pages
+        assert stats.free_packed_pages + stats.prefix_packed_pages == self.packed_pages
+        assert stats.used_bytes == 0
 
 
 class Windows(Scripted):
@@ -307,7 +317,32 @@ class Growing(CacheMachine):
     pages = 40
 
 
-@pytest.mark.parametrize("machine", [CacheMachine, Bounded, Streaming, Mixed, Growing])
+class Packed(CacheMachine):
+    spec = KVSpec(format="int8", tail_tokens=20)
+    pages, packed_pages = 150, 30
+    max_len, stride = 300, 4
+
+
+class PackedBounded(CacheMachine):
+    """Compactions that take cells out of packed pages, and give others biases."""
+
+    spec = KVSpec(
+        format="int8",
+        tail_tokens=7,
+        policy=Scripted(bias=True, early=6),
+        budget_tokens=120,
+        window=40,
+        allow_full=True,
+        allocation=Ragged(by=30),
+    )
+    pages, packed_pages = 160, 120
+    max_len, stride = 300, 4
+    asked = (None, "full", 100)
+
+
+@pytest.mark.parametrize(
+    "machine", [CacheMachine, Bounded, Streaming, Mixed, Growing, Packed, PackedBounded]
+)
 def test_machine(machine: Any) -> None:
     run_state_machine_as_test(
         machine,

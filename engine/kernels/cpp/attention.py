@@ -11,6 +11,7 @@ from torch import Tensor
 from engine.kernels.attention import ATTENTION, AttentionSpec
 from engine.kernels.cpp import library
 from engine.kernels.cpp.cells import FORMATS, PAGE, Cells, Rows, check, point_at_pools
+from engine.kernels.packed import PackedCells
 
 MAX_DIM = 256
 
@@ -24,6 +25,8 @@ def refuses(spec: AttentionSpec) -> str | None:
         return (
             f"reads float32 and bfloat16 cells, not {str(spec.cell_dtype).removeprefix('torch.')}"
         )
+    if spec.bits:
+        return f"reads no packed cells, such as these of {spec.bits} bits"
     if spec.head_dim % 16 or not 16 <= spec.head_dim <= MAX_DIM:
         return f"head_dim must be a multiple of 16 of at most {MAX_DIM}, not {spec.head_dim}"
     return library.missing()
@@ -59,8 +62,10 @@ class NativeAttend:
         lengths: Tensor,
         q_pos: Tensor,
         bias_pool: Tensor | None = None,
+        packed: PackedCells | None = None,
     ) -> Tensor:
         """See engine.kernels.attention.attend; cells that aren't held may hold anything."""
+        assert packed is None, "refused"
         batch, queries, q_heads, dim = q.shape
         _, heads, width = table.shape
         pages = k_pool.shape[0]

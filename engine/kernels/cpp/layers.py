@@ -72,6 +72,8 @@ def refuses(spec: LayersSpec) -> str | None:
         return f"takes activations of float32, not {str(spec.dtype).removeprefix('torch.')}"
     if spec.head_dim % 16 or spec.head_dim > MAX_DIM:
         return f"head_dim must be a multiple of 16 of at most {MAX_DIM}, not {spec.head_dim}"
+    if spec.bits:
+        return f"reads no packed cells, such as these of {spec.bits} bits"
     if others := spec.linears - {"cpp"}:
         return f"some matrices are held by {', '.join(sorted(others))}"
     return library.missing()
