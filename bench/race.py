@@ -77,7 +77,7 @@ def main() -> None:
     args = arguments()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("bench").setLevel(logging.INFO)
-    signal.signal(signal.SIGTERM, _ended)
+    signal.signal(signal.SIGTERM, ended)
     try:
         record = race(args)
     except (ValueError, PeerError, OSError) as error:
@@ -90,7 +90,7 @@ def main() -> None:
         print(table.markdown(record))
 
 
-def _ended(number: int, _: Any) -> NoReturn:
+def ended(number: int, _: Any) -> NoReturn:
     """Ended from outside: engines are closed on the way out."""
     sys.exit(128 + number)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -74,6 +75,7 @@ def main() -> None:
     args = arguments()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("bench").setLevel(logging.INFO)
+    signal.signal(signal.SIGTERM, race.ended)
     try:
         outcome = run(args)
     except (ValueError, PeerError, OSError) as error:

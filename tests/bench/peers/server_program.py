@@ -23,7 +23,7 @@ def script(body: dict[str, Any]) -> list[float | bytes]:
         print("out of memory", file=sys.stderr, flush=True)
         os._exit(3)
     wanted = body["max_tokens"] - (how == "short")
-    pieces = [part for _ in range(wanted) for part in (0.001, text("x"))]
+    pieces: list[float | bytes] = [part for _ in range(wanted) for part in (0.001, text("x"))]
     return [*pieces, usage(len(body["prompt"]), wanted), DONE]
 
 
