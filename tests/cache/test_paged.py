@@ -19,7 +19,7 @@ def admit(cache: PagedCache, seq: Sequence, spare: int = 0) -> int:
 def test_the_scheduler_sees_a_capacity() -> None:
     cache = make_cache()
     capacity: Capacity = cache  # the type checker's test
-    assert capacity.refuses(1) is None
+    assert capacity.refuses(1, None) is None
 
 
 def test_chunks_and_decode_attend_like_a_dense_cache() -> None:
