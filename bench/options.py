@@ -24,6 +24,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kv-allocation", help="such as 'reasonalloc()'; even without it")
     parser.add_argument("--kv-budget", type=int, help="cells a head after a compaction")
     parser.add_argument("--kv-window", type=int, default=128, help="cells between compactions")
+    parser.add_argument("--kv-bytes", type=int, help="memory of the KV cache; what fits without it")
 
 
 def add_output_option(parser: argparse.ArgumentParser) -> None:

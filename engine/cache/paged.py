@@ -7,6 +7,7 @@ plans a step, lets every layer attend, and finishes it. Pages move only in here.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
@@ -43,6 +44,7 @@ class KVStats(NamedTuple):
     side_bytes: int  # what isn't cells: biases of all pages, tables and query rings of all slots
     used_side_bytes: int  # of the pages and slots in use
     evicted_cells: int
+    compaction_seconds: float  # on the host's clock
 
     @property
     def used_bytes(self) -> int:
@@ -91,6 +93,7 @@ class PagedCache:
         self._keys: list[list[bytes]] = [[] for _ in range(slots)]  # of the prompts' full pages
         self._asked: tuple[Sequence | None, list[bytes]] = (None, [])  # the last to ask: its keys
         self._evicted = 0
+        self._compacting = 0.0  # seconds
         self._ring: QueryRing | None = None
         self._compactor: Compactor | None = None
         self._queries = spec.queries
@@ -253,8 +256,10 @@ class PagedCache:
             return
         for slot in slots:
             if self._tables.computed[slot] >= self._tables.point[slot]:
+                start = time.perf_counter()
                 self._evicted += self._compactor.compact(slot)
                 self._points.renew(slot)
+                self._compacting += time.perf_counter() - start
 
     # For people and tests
 
@@ -272,6 +277,7 @@ class PagedCache:
                 len(self._ledger.live) * self._slot_bytes + pool.used * self._page_side_bytes
             ),
             evicted_cells=self._evicted,
+            compaction_seconds=self._compacting,
         )
 
     def computed(self, slot: int) -> int:
