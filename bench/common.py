@@ -135,7 +135,7 @@ def make_engine(args: argparse.Namespace) -> Engine:
         format=args.kv_format,
         window=args.kv_window,
     )
-    names = ("threads", "max_num_seqs", "max_batched_tokens")
+    names = ("threads", "max_num_seqs", "max_batched_tokens", "kv_bytes")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     spec = ModelSpec(
         args.model, dtype=args.dtype, kv=kv, weights=args.weights, activations=args.activations

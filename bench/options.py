@@ -28,6 +28,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--kv-format", default="auto", help="fp32, bf16, or packed: int8, int4, int2"
     )
     parser.add_argument("--kv-window", type=int, default=128, help="cells between compactions")
+    parser.add_argument("--kv-bytes", type=int, help="memory of the KV cache; what fits without it")
 
 
 def add_output_option(parser: argparse.ArgumentParser) -> None:

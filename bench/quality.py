@@ -36,7 +36,7 @@ from engine.request import SamplingParams
 
 ENGINE_OPTIONS = ["dtype", "weights", "activations", "threads", "max_num_seqs"]
 ENGINE_OPTIONS += ["max_batched_tokens", "kv_policy", "kv_allocation", "kv_budget", "kv_window"]
-ENGINE_OPTIONS += ["kv_budget_bytes", "kv_format"]
+ENGINE_OPTIONS += ["kv_budget_bytes", "kv_format", "kv_bytes"]
 SERVER_OPTIONS = ["concurrency", "timeout", "tokenizer", "api_key_env"]
 
 

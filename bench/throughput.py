@@ -25,6 +25,7 @@ from bench.common import (
     write_json,
 )
 from bench.options import add_engine_options, add_output_option
+from bench.steps import Step, run_steps, summary
 from engine import Engine
 
 Prompts = list[list[int]]
@@ -37,6 +38,7 @@ class Run(NamedTuple):
     requests: int
     prompt_tokens: int
     output_tokens: int
+    steps: list[Step]
 
 
 def arguments() -> argparse.Namespace:
@@ -65,10 +67,10 @@ def prompts_of(engine: Engine, args: argparse.Namespace, run: int) -> Prompts:
 
 def measure(engine: Engine, prompts: Prompts, output_len: int) -> Run:
     start = time.perf_counter()
-    outputs = engine.generate(prompts, fixed_length(output_len))
+    steps, outputs = run_steps(engine, prompts, fixed_length(output_len))
     elapsed = time.perf_counter() - start
     made = sum(len(output.token_ids) for output in outputs)
-    return Run(elapsed, len(prompts), sum(map(len, prompts)), made)
+    return Run(elapsed, len(prompts), sum(map(len, prompts)), made, steps)
 
 
 def time_outside_ops(engine: Engine, prompts: Prompts) -> float:
@@ -103,6 +105,7 @@ def result(runs: list[Run]) -> dict[str, Any]:
         "output_tokens_per_second": run.output_tokens / run.elapsed,
         "elapsed_times": [each.elapsed for each in runs],
         "elapsed_spread": spread([each.elapsed for each in runs])._asdict(),
+        **summary(run.steps),
     }
 
 
@@ -115,7 +118,6 @@ def main() -> None:
     ]
     values = result(runs)
     values["peak_rss_bytes"] = peak_rss_bytes()  # before the profiler takes its own
-    values["kv_bytes_peak"] = engine.stats().kv["main"].peak_bytes
     if args.profile:
         values["share_outside_ops"] = time_outside_ops(
             engine, prompts_of(engine, args, args.runs + 1)
@@ -125,6 +127,17 @@ def main() -> None:
         f"Throughput: {values['requests_per_second']:.2f} requests/s, "
         f"{values['tokens_per_second']:.2f} total tokens/s, "
         f"{values['output_tokens_per_second']:.2f} output tokens/s"
+    )
+    over_time = " ".join(f"{rate:.1f}" for rate in values["output_tokens_per_second_over_time"])
+    print(f"Output tokens/s over time: {over_time}")
+    print(
+        f"KV: {values['kv_bytes_peak'] / 1e6:.2f} MB at the peak and "
+        f"{values['kv_side_bytes_peak'] / 1e6:.2f} MB beside it, "
+        f"{values['streams_peak']} streams at once"
+    )
+    print(
+        f"Compaction: {values['compaction_share']:.1%} of the time, the longest in one step "
+        f"{values['compaction_longest_in_steps']:.2f} median steps"
     )
     write_json(args.output_json, {**values, "arguments": vars(args), "environment": environment()})
 

@@ -1,12 +1,13 @@
 """Compaction: a policy sees each layer's cells, says which stay, and pages come free.
 
 It happens at positions that depend on the sequence alone (points.py), one slot at a time, so that
-neither its time nor its numbers depend on the batch.
+neither its time nor its numbers depend on the batch. All layers of a slot have the same span, so
+those of the same budget make one view: a layer alone would cost more in calls than in work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,10 @@ from engine.cache.repack import pack, packed_sources, rewrite
 from engine.cache.tables import pages_for
 from engine.cache.view import Compaction, LayerView
 
+_CELLS_AT_ONCE = 2**16
+"""Cells of all heads that one view holds at most, unless a single layer has more: what layers give
+each other in time, they take in memory."""
+
 Read = Callable[[NDArray[np.int64]], Cells]
 """Cells by address."""
 
@@ -31,12 +36,18 @@ Read = Callable[[NDArray[np.int64]], Cells]
 class _Offer(NamedTuple):
     """The run of cells that each head of a layer offers."""
 
+    layer: int
     start: int  # positions
     end: int
     first: Ints  # [H] index of the first cell
     cells: Ints  # [H] how many
     where: NDArray[np.int64]  # [H, N] addresses of all cells that the layer holds
     packed: Ints  # [H] how many of them are packed, the first ones
+
+    def addresses(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[H, N] of each head's cells on offer by `index` [N]; past its last it may be any."""
+        at = (self.first[:, None] + index).clip(max=self.where.shape[1] - 1)
+        return np.take_along_axis(self.where, at, 1)
 
 
 class Compactor:
@@ -54,10 +65,8 @@ class Compactor:
         """Compact every layer; how many cells went."""
         tables, parts = self._tables, self._parts
         before = int(parts.held(slot).sum())
-        for layer, total in enumerate(self._budgets.layers(tables.budget[slot])):
-            offer = self._offer(slot, layer)
-            if offer.cells.any():
-                self._layer(slot, layer, total, offer)
+        for total, offers in self._groups(slot):
+            self._layers(slot, total, offers)
         tables.held_pages[slot] = int(tables.taken[slot].sum())
         tables.compacted_at[slot] = tables.ready[slot] = now = tables.computed[slot]
         if parts.packed is not None:
@@ -67,8 +76,21 @@ class Compactor:
         tables.base[slot] = -(-held.sum(-1) // held.shape[1])
         return before - int(held.sum())
 
-    def _layer(self, slot: int, layer: int, total: int, offer: _Offer) -> None:
-        view = self._view(slot, layer, offer)
+    def _groups(self, slot: int) -> Iterator[tuple[int, list[_Offer]]]:
+        """Layers that offer cells, by budget: as many together as one view may hold."""
+        offers: dict[int, list[_Offer]] = {}
+        for layer, total in enumerate(self._budgets.layers(self._tables.budget[slot])):
+            offer = self._offer(slot, layer)
+            if offer.cells.any():
+                offers.setdefault(total, []).append(offer)
+        for total, alike in offers.items():
+            most = max(int(offer.cells.max()) * offer.cells.size for offer in alike)
+            at_once = max(1, _CELLS_AT_ONCE // most)
+            for at in range(0, len(alike), at_once):
+                yield total, alike[at : at + at_once]
+
+    def _layers(self, slot: int, total: int, offers: Sequence[_Offer]) -> None:
+        view = self._view(slot, offers)
         utility = self._policy.utility(view, total)
         even = torch.full_like(view.valid[..., 0], total, dtype=torch.int64)  # [S, H]
         demand = utility.masked_fill(self._policy.protected(view, even), torch.inf)
@@ -76,7 +98,9 @@ class Compactor:
         done = self._policy.compact(view, utility, budget.minimum(view.valid.sum(-1)))
         if done.bias is not None and self._store.bias is None:
             raise ValueError(f"{self._policy} gives biases: it must say so by `bias = True`")
-        self._apply(slot, layer, offer, done)
+        for row, offer in enumerate(offers):
+            mine = (None if x is None else x[row, None] for x in done)
+            self._apply(slot, offer, Compaction(*mine))  # type: ignore[arg-type]
 
     def _offer(self, slot: int, layer: int) -> _Offer:
         tables = self._tables
@@ -85,49 +109,51 @@ class Compactor:
         start, end = self._policy.span(tables.prompt_len[slot], last, now)
         where, packed = self._parts.addresses(slot, layer)
         if (start, end) == (0, now):
-            return _Offer(start, end, np.zeros_like(length), length, where, packed)
+            return _Offer(layer, start, end, np.zeros_like(length), length, where, packed)
         pos = self._parts.read_pos(where)
         held = np.arange(pos.shape[1]) < length[:, None]  # [H, N]
         first, until = ((held & (pos < edge)).sum(1, dtype=np.int32) for edge in (start, end))
-        return _Offer(start, end, first, np.maximum(until - first, 0), where, packed)
+        return _Offer(layer, start, end, first, np.maximum(until - first, 0), where, packed)
 
-    def _view(self, slot: int, layer: int, offer: _Offer) -> LayerView:
+    def _view(self, slot: int, offers: Sequence[_Offer]) -> LayerView:
         tables, device = self._tables, self._store.k.device
-        index = offer.first[:, None] + np.arange(offer.cells.max())
-        cells = np.take_along_axis(offer.where, index.clip(max=offer.where.shape[1] - 1), 1)
+        index = np.arange(max(offer.cells.max() for offer in offers))
+        cells = np.stack([offer.addresses(index) for offer in offers])  # [S, H, N]
+        layers = np.array([offer.layer for offer in offers])
         k, v, pos, bias = (
-            None if x is None else x.view(1, *cells.shape, *x.shape[1:])
+            None if x is None else x.view(*cells.shape, *x.shape[1:])
             for x in self._parts.read(cells.reshape(-1))
         )
         assert k is not None
         assert v is not None
         assert pos is not None
         ring, now = self._parts.ring, tables.computed[slot]
-        queries, query_pos = (None, None) if ring is None else ring.read(layer, slot)
+        queries, query_pos = (None, None) if ring is None else ring.read(layers, slot)
         seed, lineage, thought_ends = tables.whose[slot]
         bounds = [end for end in (tables.prompt_len[slot], *thought_ends) if end <= now]
         key = noise.hashed(*(noise.words([part]) for part in (seed, lineage, now)))
 
         def upload(array: NDArray[Any]) -> Tensor:
-            return torch.from_numpy(array).to(device)[None]
+            return torch.from_numpy(array).to(device)
 
         return LayerView(
-            layer,
-            offer.start,
-            offer.end,
+            upload(layers),
+            offers[0].start,
+            offers[0].end,
             k,
             v,
             pos.long(),
-            upload(np.arange(cells.shape[1]) < offer.cells[:, None]),
+            upload(index < np.stack([offer.cells for offer in offers])[..., None]),
             queries,
             query_pos,
             bias,
-            upload(np.array(bounds, dtype=np.int64)),
-            upload(key.astype(np.int64))[0],
+            upload(np.array(bounds, dtype=np.int64)).expand(len(layers), -1),
+            upload(key.astype(np.int64)).expand(len(layers)),
         )
 
-    def _apply(self, slot: int, layer: int, offer: _Offer, done: Compaction) -> None:
+    def _apply(self, slot: int, offer: _Offer, done: Compaction) -> None:
         """Packed pages first, whose cells are the first ones; the rest closes its gaps."""
+        layer = offer.layer
         length = self._parts.held(slot)[layer]
         index = np.arange(offer.where.shape[1])
         first, after = offer.first[:, None], (offer.first + offer.cells)[:, None]  # [H, 1]

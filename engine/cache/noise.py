@@ -30,7 +30,7 @@ def _drawn(view: LayerView, index: NDArray[np.uint64]) -> Tensor:
     """Numbers in (0, 1) keyed by `index`, which broadcasts to [S, H, n]."""
     assert view.key is not None
     heads = np.arange(view.pos.shape[1], dtype=np.uint64)[None, :, None]
-    key = view.key.cpu().numpy().astype(np.uint64)[:, None, None]
-    hashes = noise.hashed(key, noise.words([view.layer]), heads, index)
+    key, layer = (x.cpu().numpy().astype(np.uint64)[:, None, None] for x in (view.key, view.layer))
+    hashes = noise.hashed(key, layer, heads, index)
     drawn = np.maximum(noise.fractions(hashes), 2.0**-54)
     return torch.from_numpy(drawn).to(view.pos.device)

@@ -7,6 +7,7 @@ plans a step, lets every layer attend, and finishes it. Pages move only in here.
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -94,6 +95,7 @@ class PagedCache:
         # the last to ask, if it is still there, and its keys
         self._asked: tuple[Callable[[], Sequence | None], list[bytes]] = (lambda: None, [])
         self._evicted = 0
+        self._compacting = 0.0  # seconds
         self._compactor: Compactor | None = None
         self._queries = spec.queries
         ring = QueryRing(shape, self._queries, slots, dtype, device) if self._queries else None
@@ -279,7 +281,9 @@ class PagedCache:
         tables = self._tables
         for slot in slots:
             if self._compactor is not None and tables.computed[slot] >= tables.point[slot]:
+                start = time.perf_counter()
                 self._evicted += self._compactor.compact(slot)
+                self._compacting += time.perf_counter() - start
                 self._points.renew(slot)
             elif self._packed is not None and tables.computed[slot] >= self._packed.groups.at[slot]:
                 self._pack(slot, self._packed)
@@ -318,6 +322,7 @@ class PagedCache:
                 len(self._ledger.live) * slot_bytes + pool.used * side[0] + other.used * side[1]
             ),
             evicted_cells=self._evicted,
+            compaction_seconds=self._compacting,
         )
 
     def computed(self, slot: int) -> int:

@@ -71,8 +71,10 @@ class QueryRing:
         if (self._pos[slot] >= 0).any():
             self.data[:, child] = self.data[:, slot]
 
-    def read(self, layer: int, slot: int) -> tuple[Tensor, Tensor]:
-        """Queries [1, W, Hq, D] and positions [1, W], ascending, absent ones first."""
+    def read(self, layers: NDArray[np.int64], slot: int) -> tuple[Tensor, Tensor]:
+        """Queries [S, W, Hq, D] and positions [S, W] of some layers, ascending, absent first."""
         order = np.argsort(self._pos[slot], kind="stable")
-        pos = torch.from_numpy(self._pos[slot][order]).to(self.data.device)
-        return self.data[layer, slot][torch.from_numpy(order)][None], pos[None]
+        device = self.data.device
+        pos = torch.from_numpy(self._pos[slot][order]).to(device).expand(len(layers), -1)
+        rows, columns = (torch.from_numpy(x).to(device) for x in (layers[:, None], order))
+        return self.data[rows, slot, columns], pos

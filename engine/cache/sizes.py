@@ -36,6 +36,7 @@ class KVStats(NamedTuple):
     side_bytes: int  # what isn't cells: biases of all pages, tables and query rings of all slots
     used_side_bytes: int  # of the pages and slots in use
     evicted_cells: int
+    compaction_seconds: float  # on the host's clock
 
 
 class PoolPages(NamedTuple):

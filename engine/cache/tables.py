@@ -92,9 +92,11 @@ class Tables:
         page = self.table[slots[:, None, None], self._layers, self._heads, index // PAGE]
         return page.astype(np.int64) * PAGE + index % PAGE
 
-    def layer_cells(self, slot: int, layer: int, heads: Index, index: Index) -> NDArray[np.int64]:
-        """Flat cells of given (head, cell) pairs of one layer."""
-        page = self.table[slot, layer, heads, index // PAGE]
+    def layer_cells(
+        self, slot: int, layers: Index | int, heads: Index, index: Index
+    ) -> NDArray[np.int64]:
+        """Flat cells of given (layer, head, cell)."""
+        page = self.table[slot, layers, heads, index // PAGE]
         return page.astype(np.int64) * PAGE + index % PAGE
 
     def copy(self, slot: int, child: int) -> None:

@@ -1,7 +1,7 @@
 """What a KV policy sees and answers: a view of cells, and a Compaction. Never a page.
 
-Letters of shapes: S slots, H kv heads, Hq query heads, N cells on offer (padded), D head_dim,
-W remembered queries, M cells kept (padded), B boundaries (padded).
+Letters of shapes: S layers (of one slot, or of several), H kv heads, Hq query heads, N cells on
+offer (padded), D head_dim, W remembered queries, M cells kept (padded), B boundaries (padded).
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class KVShape(NamedTuple):
 
 
 class LayerView(NamedTuple):
-    """The cells of tokens at positions [start, end) in one layer, gathered dense for some slots.
+    """The cells of tokens at positions [start, end), gathered dense: a row of S is one layer of one
+    slot, and no row may change what becomes of another.
 
     Cells of other positions aren't on offer: they stay as they are. `bias` is there for policies
     with `bias`. `thoughts` are the boundaries so far: the prompt's end, then the end of each
@@ -34,7 +35,7 @@ class LayerView(NamedTuple):
     (its seed, its lineage, where this compaction is); see `noise.uniform`.
     """
 
-    layer: int
+    layer: Tensor  # [S] int64
     start: int
     end: int
     k: Tensor  # [S, H, N, D] keys with the rotation they were born with

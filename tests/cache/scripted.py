@@ -48,7 +48,7 @@ class Scripted(KVPolicy):
     def utility(self, view: LayerView, budget: int) -> Tensor:
         self._check_queries(view)
         heads = torch.arange(view.pos.shape[1])[:, None]
-        return ((view.pos * 7 + view.layer * 3 + heads * 5) % 11).float()
+        return ((view.pos * 7 + view.layer[:, None, None] * 3 + heads * 5) % 11).float()
 
     def compact(self, view: LayerView, utility: Tensor, budget: Tensor) -> Compaction:
         rest = (budget - self.skip - self.tail).clamp(min=0)
@@ -67,7 +67,7 @@ class Scripted(KVPolicy):
             assert last == int(view.pos[view.valid].max())
         there = pos >= 0
         assert (view.queries[0, there][:, :, 1] == pos[there, None]).all()
-        assert (view.queries[0, there][:, :, 2] == view.layer).all()
+        assert (view.queries[:, there][..., 2] == view.layer[:, None, None]).all()
 
 
 @dataclass(frozen=True)

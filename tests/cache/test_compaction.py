@@ -1,5 +1,6 @@
 """Compaction: what attention sees after it, when it comes, and what a truncate makes of it."""
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -204,15 +205,15 @@ def test_queries_are_remembered_only_before_a_compaction() -> None:
         cache.reserve(seq, slot, until - cache.computed(slot))
         step(cache, [(seq, slot, until - cache.computed(slot))])
         cache.compress([slot])
-        pos = ring.read(0, slot)[1][0]
+        pos = ring.read(np.array([0]), slot)[1][0]
         assert pos[pos >= 0].tolist() == (
             remembered if remembered is not None else [46, 47, 48, 49]
         )
     cache.reserve(seq, slot, 3)
     step(cache, [(seq, slot, 3)])
-    assert ring.read(0, slot)[1][0].tolist() == [47, 56, 57, 58]
+    assert ring.read(np.array([0]), slot)[1][0].tolist() == [47, 56, 57, 58]
     cache.truncate(slot, 57)
-    assert ring.read(0, slot)[1][0].tolist() == [-1, -1, 47, 56]
+    assert ring.read(np.array([0]), slot)[1][0].tolist() == [-1, -1, 47, 56]
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)

@@ -35,6 +35,8 @@ def test_the_example_keeps_the_odd_key_out(monkeypatch: pytest.MonkeyPatch) -> N
     k = torch.ones(1, 1, 8, 4)
     k[0, 0, 5] = torch.tensor([1.0, -1.0, 1.0, -1.0])
     index = torch.arange(8).view(1, 1, 8)
-    view = LayerView(0, 0, 8, k, k, index, torch.ones(1, 1, 8, dtype=torch.bool), None, None)
+    view = LayerView(
+        torch.tensor([0]), 0, 8, k, k, index, torch.ones(1, 1, 8, dtype=torch.bool), None, None
+    )
     kept = policy.compact(view, policy.utility(view, 1), torch.tensor([[1]])).keep
     assert kept.tolist() == [[[5]]]

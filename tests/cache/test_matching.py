@@ -219,17 +219,18 @@ def test_on_every_layer_it_also_serves_the_queries_to_come(make_engine: MakeEngi
         engine.add(prompt * 3, greedy(140))
     run_all(engine)
     fits: dict[int, list[tuple[float, float]]] = {}
-    rounds: dict[tuple[int, int], tuple[LayerView, Compaction]] = {}
+    rounds: dict[int, tuple[LayerView, Compaction]] = {}
     for view, done in policy.seen:
         fitted, unbiased = errors(view, done)
         assert (fitted < 0.5 * unbiased).all()
         assert view.thoughts is not None
-        key = view.layer, int(view.thoughts[0, 0])  # the prompt's length says whose it is
+        key = int(view.thoughts[0, 0])  # the prompt's length says whose it is
         if key in rounds:
             before, then = rounds[key]
             later = before._replace(queries=view.queries, query_pos=view.query_pos)
-            new, old = errors(later, then)
-            fits.setdefault(view.layer, []).append((float(new.mean()), float(old.mean())))
+            new, old = (error.mean(1).tolist() for error in errors(later, then))  # [S]
+            for layer, *pair in zip(view.layer.tolist(), new, old, strict=True):
+                fits.setdefault(layer, []).append((pair[0], pair[1]))
         rounds[key] = view, done
     assert sorted(fits) == [0, 1]
     for pairs in fits.values():

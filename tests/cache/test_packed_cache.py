@@ -37,7 +37,8 @@ each_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 
 
 def cache_of(spec: KVSpec, **sizes: int) -> PagedCache:
-    return make_cache(spec, **{"max_len": 400, "pages": 200, "packed_pages": 120} | sizes)
+    given: dict[str, Any] = {"max_len": 400, "pages": 200, "packed_pages": 120} | sizes
+    return make_cache(spec, **given)
 
 
 def admit(cache: PagedCache, seq: Sequence, spare: int = 0) -> int:

@@ -13,6 +13,7 @@ from engine.cache.choose import keep_best
 from engine.cache.noise import uniform
 from engine.cache.policies.tam import TAM
 from engine.cache.policy import KVPolicy, KVSpec
+from engine.cache.sizes import Sizes
 from engine.cache.view import Compaction, KVShape, LayerView
 from tests.cache.harness import SHAPE, catch_up, make_cache, make_seq, qkv, step
 from tests.cache.scripted import read_biases
@@ -105,8 +106,8 @@ def test_biases_are_counted_beside_the_cells() -> None:
     stats = cache.stats()
     per_slot = plain.side_bytes // 4
     assert stats.used_side_bytes == per_slot + stats.used_pages * 64
-    page = cache.page_bytes(SHAPE, KVSpec(policy=TAM(), budget_tokens=64), torch.float32)
-    assert page == stats.page_bytes + 64
+    sizes = Sizes(SHAPE, KVSpec(policy=TAM(), budget_tokens=64), torch.float32)
+    assert sizes.page_bytes + sizes.page_side_bytes == stats.page_bytes + 64
 
 
 @dataclass(frozen=True)
@@ -151,9 +152,11 @@ def test_noise_is_keyed_by_slot_layer_head_and_position() -> None:
     assert ((drawn > 0) & (drawn < 1)).all()
     assert drawn.dtype == torch.float64
     one = view._replace(
-        pos=view.pos[1:, :, :20], key=None if view.key is None else view.key[1:], layer=1
+        pos=view.pos[1:, :, :20],
+        key=None if view.key is None else view.key[1:],
+        layer=torch.tensor([1]),
     )
     assert torch.equal(uniform(one), drawn[1:, :, :20])
     same = view._replace(pos=torch.arange(50).expand(2, 2, 50))
     assert len(set(uniform(same).flatten().tolist())) == 200
-    assert not (uniform(same) == uniform(same._replace(layer=2))).any()
+    assert not (uniform(same) == uniform(same._replace(layer=torch.tensor([2, 2])))).any()

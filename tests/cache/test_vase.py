@@ -66,7 +66,7 @@ def test_what_stays_is_wide_recent_or_drawn(policy: VaSE, budget: int) -> None:
 def test_drawing_follows_the_exact_probabilities() -> None:
     """Without replacement, in proportion to attention: each set as often as it should be."""
     draws, p = 20_000, [0.4, 0.3, 0.15, 0.1, 0.05]
-    view = keyed(make_view(0, [[5]])._replace(layer=3), 1000)
+    view = keyed(make_view(0, [[5]])._replace(layer=torch.tensor([3])), 1000)
     view = view._replace(
         **{name: getattr(view, name).expand(draws, *[-1] * 3) for name in ("k", "v")},
         pos=view.pos.expand(draws, -1, -1),
@@ -119,7 +119,9 @@ def test_the_same_key_keeps_the_same_and_another_keeps_others(variant: str) -> N
     first = run(policy, view, budget, 24)
     assert torch.equal(run(policy, view, budget, 24), first)
     assert not torch.equal(run(policy, keyed(view, 7), budget, 24), first)
-    assert not torch.equal(run(policy, view._replace(layer=2), budget, 24), first)
+    assert not torch.equal(
+        run(policy, view._replace(layer=torch.full_like(view.layer, 2)), budget, 24), first
+    )
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def make_view(
     at = steps.cumsum(-1)
     ends = torch.arange(10, max(int(at.max()), 11), 7)
     return LayerView(
-        layer=1,
+        layer=torch.ones(slots, dtype=torch.int64),
         start=0,
         end=int(at.max()) + 1,
         k=k,
