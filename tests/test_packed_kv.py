@@ -62,7 +62,7 @@ def test_fewer_bits_are_more_cells_of_the_same_bytes(tiny_model: Model) -> None:
     heads, dim = shape.layers * shape.kv_heads, shape.head_dim
     for name in ("bf16", "int8", "int4", "int2"):
         spec = KVSpec(
-            format=name,  # type: ignore[arg-type]
+            format=name,
             tail_tokens=32,
             tail_format="bf16",
             policy=SnapKV(),

@@ -1,6 +1,7 @@
 """Packed pages beside plain ones: what attention sees, and where the pages go."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch

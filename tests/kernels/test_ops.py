@@ -101,7 +101,7 @@ def test_attention_equals_its_definition(backend: str, case: Attention) -> None:
 
 def test_attention_keeps_the_dtype_of_queries() -> None:
     q, *rest = ATTENTION_CASES[3].inputs()
-    low = attend(q.bfloat16(), *rest)
+    low = attend(q.bfloat16(), *rest)  # type: ignore[arg-type]
     assert low.dtype == torch.bfloat16
     assert nmse(low, naive_attention(q, *rest)) < 1e-4
 
@@ -110,7 +110,7 @@ def test_a_query_that_sees_nothing_gets_zeros() -> None:
     *inputs, q_pos = ATTENTION_CASES[4].inputs()
     inputs.append(q_pos.clone())
     inputs[-1][1, 2] = -1
-    out = attend(*inputs)
+    out = attend(*inputs)  # type: ignore[arg-type]
     assert not out[1, 2].any()
     assert out.isfinite().all()
 

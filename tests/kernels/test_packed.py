@@ -35,7 +35,8 @@ def nearest(x: torch.Tensor, bits: int) -> torch.Tensor:
     step = ((x.amax(-1, keepdim=True) - least) / (2**bits - 1)).clamp(0, 65504).half().float()
     grid = least + step * torch.arange(2**bits)  # [..., codes]
     best = (x[..., None].double() - grid[..., None, :].double()).abs().argmin(-1)
-    return grid.expand(*x.shape[:-1], -1).gather(-1, best)
+    out: torch.Tensor = grid.expand(*x.shape[:-1], -1).gather(-1, best)
+    return out
 
 
 def assert_nearest(got: torch.Tensor, best: torch.Tensor, x: torch.Tensor) -> None:
@@ -54,7 +55,7 @@ def test_a_number_becomes_the_nearest_of_its_grid(bits: int, dim: int) -> None:
         keys = unpack_keys(*pack_keys(x, full, bits), bits)
         assert_nearest(keys, nearest(x.mT, bits).mT, x)
         values = unpack_values(*pack_values(x, full, bits), bits)
-        runs = x.unflatten(2, (-1, value_channels(dim)))
+        runs = x.reshape(*x.shape[:2], -1, value_channels(dim))
         assert_nearest(values, nearest(runs, bits).flatten(2), x)
 
 
@@ -84,7 +85,7 @@ def test_errors_are_half_a_step_and_absent_cells_dont_count(
         back = unpack(codes, grid, bits)
         assert back.isfinite().all()
         own = x[:, :count]
-        runs = own if axis == 1 else own.unflatten(2, (-1, value_channels(dim)))
+        runs = own if axis == 1 else own.reshape(*own.shape[:2], -1, value_channels(dim))
         along = 1 if axis == 1 else 3
         span = runs.amax(along, keepdim=True) - runs.amin(along, keepdim=True)
         largest = runs.abs().amax(along, keepdim=True)
@@ -99,10 +100,10 @@ def test_equal_numbers_and_huge_ones(bits: int) -> None:
     full = torch.tensor([PACK])
     same = torch.full((1, PACK, 16), 0.5)
     for pack, unpack in ((pack_keys, unpack_keys), (pack_values, unpack_values)):
-        assert torch.equal(unpack(*pack(same, full, bits), bits), same)  # type: ignore[operator]
+        assert torch.equal(unpack(*pack(same, full, bits), bits), same)
         huge = torch.randn(1, PACK, 16) * 1e6
         huge[0, 0, 0], huge[0, 1, 1] = torch.inf, torch.nan
-        assert unpack(*pack(huge, full, bits), bits).isfinite().all()  # type: ignore[operator]
+        assert unpack(*pack(huge, full, bits), bits).isfinite().all()
 
 
 @each_bits
@@ -115,7 +116,7 @@ def test_codes_lie_where_the_module_says(bits: int) -> None:
 
     def code(packed: torch.Tensor, page: int, index: int) -> int:
         number = int.from_bytes(bytes(packed[page].tolist()), "little")
-        return number >> bits * index & (2**bits - 1)
+        return int(number >> bits * index & (2**bits - 1))
 
     for page, cell, d in ((0, 0, 0), (1, 17, 5), (2, 63, 15), (0, 33, 1)):
         lane, which = cell % lanes, cell // lanes

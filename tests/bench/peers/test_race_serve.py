@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,7 @@ def test_refused(fakes: None, tmp_path: Path, changes: dict[str, Any]) -> None:
 
 def test_how_each_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = job(tmp_path, streams=8, threads=2)
+    env: Mapping[str, str] = {}
     for name, words in {
         taut.NAME: ["engine.cli", "serve", "--max-num-seqs", "8", "--threads", "2"],
         "llamacpp": ["--parallel", "8", "--no-cache-prompt", "--threads", "2"],
@@ -107,5 +109,6 @@ def test_how_each_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         said = runner._command.words
         assert [word for word in words if word not in said] == []
         assert str(wanted.model) in said
+        env = runner._command.env  # the last one's, vLLM's
     assert vllm.environment(wanted)["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
-    assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in runner._command.env
+    assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in env
