@@ -23,6 +23,8 @@ VALUES: dict[str, Any] = {
     "kv_policy": "snapkv",
     "kv_allocation": "adakv",
     "kv_budget": 64,
+    "kv_budget_bytes": 4096,
+    "kv_format": "int4",
     "kv_window": 32,
     "kv_allow_full": True,
     "loop_guard": False,

