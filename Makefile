@@ -31,7 +31,7 @@ type: setup
 	$(PY) -m mypy
 
 test: setup
-	$(PY) -m pytest
+	$(PY) -m pytest -n auto --dist loadfile
 
 soak: setup  ## minutes of clients that leave, rubbish and a cache that is too small
 	$(PY) -m tests.server.soak --requests 2000
