@@ -31,7 +31,9 @@ def test_equals_its_reference(case: Case, set: str, threads: int) -> None:
     assert error(trial.run(), trial.expected()) <= case.bound
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.timed and "-m8" in c.name], ids=str)
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c.timed and "-m8" in c.name], ids=lambda case: case.name
+)
 def test_equals_its_reference_at_a_models_size(case: Case) -> None:
     if "4864" in case.name:
         pytest.skip("of a size with others, and slow")
