@@ -34,7 +34,7 @@ from bench.abacus.vocabulary import Example, build, example
 BATCHES = 64  # of a pool
 BATCH_TOKENS = 4096
 LEAST, MOST = 50, 400  # tokens of a chain
-HABITS = Habits(checks=0.6, slips=0.15)
+HABITS = Habits(checks=0.4, slips=0.1)
 VOCABULARY = 320  # the tokenizer's 314, in multiples of 64
 
 
@@ -67,7 +67,7 @@ class Recipe:
 
 
 RECIPES = {
-    "abacus": Recipe(Shape(VOCABULARY, 4, 256, 512, 4, 2, 64), pools=100),
+    "abacus": Recipe(Shape(VOCABULARY, 4, 256, 512, 4, 2, 64), pools=90),
     "abacus-small": Recipe(Shape(VOCABULARY, 4, 64, 192, 4, 2, 32), pools=70, seed=1),
 }
 
