@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from engine import Engine, EngineConfig, KVSpec, ModelSpec, SamplingParams
-from engine.cache.registry import allocation_from_text, policy_from_text
+from engine import Engine, SamplingParams
+from engine.options import ModelOptions, options_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PERCENTILES = (10, 25, 50, 75, 90, 99)
@@ -126,21 +126,11 @@ def write_json(path: str | None, result: dict[str, Any]) -> None:
 
 def make_engine(args: argparse.Namespace) -> Engine:
     """The engine that the options describe; what isn't given is the engine's own default."""
-    policy = None if args.kv_policy is None else policy_from_text(args.kv_policy)
-    kv = KVSpec(
-        policy=policy,
-        allocation=allocation_from_text(args.kv_allocation or "uniform"),
-        budget_tokens=args.kv_budget,
-        budget_bytes=args.kv_budget_bytes,
-        format=args.kv_format,
-        window=args.kv_window,
-    )
-    names = ("threads", "max_num_seqs", "max_batched_tokens", "kv_bytes")
-    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    spec = ModelSpec(
-        args.model, dtype=args.dtype, kv=kv, weights=args.weights, activations=args.activations
-    )
-    return Engine(EngineConfig(models={"main": spec}, **given))
+    said = vars(args)
+    names = [option.name for option in options_of(ModelOptions) if option.name in said]
+    options = ModelOptions(**{name: said[name] for name in names})
+    limits = ("max_num_seqs", "max_batched_tokens", "kv_bytes")
+    return Engine(options.config(**{n: said[n] for n in limits if said[n] is not None}))
 
 
 def fixed_length(output_len: int) -> SamplingParams:
