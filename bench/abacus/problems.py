@@ -30,7 +30,9 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 FAR = 0.5
 TRIES = 1000  # before a length is given up
 BLANK = "\n\n"
+RETOLD = 6  # lines
 _NAMED = re.compile("[a-z][=:]")
+_OPERAND = re.compile(r"([a-z])=(\d)")
 
 
 class Piece(NamedTuple):
@@ -61,12 +63,14 @@ class Problem:
 class Habits:
     """What training chains have beside the computation.
 
-    `checks` is the chance of a re-check (and of another after it), `slips` of one wrong result that
-    a re-check then finds.
+    `checks` is the chance of a re-check (of another after it half as much), `slips` of one wrong
+    result that a re-check then finds, `retold` of a drill in re-checking: many lines in random
+    order, of which the choice isn't learned but what follows from it is.
     """
 
     checks: float = 0.0
     slips: float = 0.0
+    retold: float = 0.0
 
 
 PLAIN = Habits()
@@ -82,6 +86,15 @@ class Line(NamedTuple):
     def __str__(self) -> str:
         return self.work + self.result
 
+    def holds(self, found: dict[str, Line]) -> bool:
+        """Whether its operands still have their values, so that working it out again is the same
+        recall: the last `name=value` of each."""
+        operands = _OPERAND.findall(self.work)
+        return all(
+            name != self.name and (name not in found or found[name].result == value)
+            for name, value in operands
+        )
+
 
 @dataclass(frozen=True)
 class Draft:
@@ -90,8 +103,8 @@ class Draft:
     question: str
     labels: list[str]  # what each thought begins with
     lines: list[list[Line]]  # of each thought
-    asked: list[str]
-    loose: set[str]  # asked names on whose last line no other depends
+    checked: list[str]  # asked names whose last lines may be worked out again
+    loose: set[str]  # of them, those on whose last line no other depends
     last: Callable[[dict[str, str]], str]  # the closing thought, from the results by name
     answer: Callable[[dict[str, str]], str]
 
@@ -114,9 +127,9 @@ def tokens_of(text: str) -> int:
 
 def _finish(rng: Random, kind: str, draft: Draft, habits: Habits) -> Problem:
     found = {line.name: line for lines in draft.lines for line in lines}  # the last of each name
-    slip = None
-    if draft.loose and rng.random() < habits.slips:
-        slip = found[rng.choice(sorted(draft.loose))]
+    again = [name for name in draft.checked if found[name].holds(found)]
+    loose = [name for name in again if name in draft.loose]
+    slip = found[rng.choice(loose)] if loose and rng.random() < habits.slips else None
     wrong = str((int(slip.result) + rng.randint(1, 9)) % 10) if slip else ""
     thoughts = []
     for label, lines in zip(draft.labels, draft.lines, strict=True):
@@ -125,14 +138,26 @@ def _finish(rng: Random, kind: str, draft: Draft, habits: Habits) -> Problem:
             thought.append(Piece(" " * bool(index) + line.work))
             thought.append(Piece(wrong, False) if line is slip else Piece(line.result))
         thoughts.append(tuple(thought))
-    while slip or rng.random() < habits.checks:
-        line = slip if slip and rng.random() < 0.7 else found[rng.choice(draft.asked)]
+    if again and not slip and rng.random() < habits.retold:
+        lines = [line for line in found.values() if line.holds(found)]
+        thoughts += [_retold(line) for line in rng.sample(lines, min(len(lines), RETOLD))]
+        again = []
+    chance = habits.checks
+    while slip or (again and rng.random() < chance):
+        line = slip if slip and rng.random() < 0.7 else found[rng.choice(again)]
         verdict = f"was {wrong}" if line is slip else "ok"
         thoughts.append((Piece(f"check {line} {verdict}"),))
         slip = None if line is slip else slip
+        chance /= 2
     results = {name: line.result for name, line in found.items()}
     thoughts.append((Piece(draft.last(results)),))
     return Problem(kind, draft.question, tuple(thoughts), draft.answer(results))
+
+
+def _retold(line: Line) -> Thought:
+    """A re-check whose line, told by its first two characters, isn't the model's choice."""
+    text = f"{line} ok"
+    return Piece(f"check {text[:2]}", False), Piece(text[2:])
 
 
 class Statement(NamedTuple):
@@ -182,7 +207,7 @@ def _loop(rng: Random, tokens: int) -> Draft:
         question=f"{given}; loop {rounds}: {' '.join(map(str, body))}; {name}?",
         labels=[f"{left}: " for left in range(rounds, 0, -1)],
         lines=lines,
-        asked=[name],
+        checked=[name],
         loose={name} - later,
         last=lambda found: f"{name}={found[name]}",
         answer=lambda found: found[name],
@@ -211,7 +236,7 @@ def _ledger(rng: Random, tokens: int) -> Draft:
         question=f"{' '.join(entries)}; {' '.join(asked)}?",
         labels=[""] * count,
         lines=lines,
-        asked=asked,
+        checked=asked,
         loose=set(asked) - used,
         last=lambda found: _values(asked, found),
         answer=lambda found: " ".join(found[name] for name in asked),
@@ -234,8 +259,8 @@ def _sum(rng: Random, tokens: int) -> Draft:
         question=f"sum {' '.join(columns)}; {' '.join(asked)}?",
         labels=[""] * count,
         lines=lines,
-        asked=asked,
-        loose=set(asked),
+        checked=[],  # a carry is no name's value: it would have to be copied
+        loose=set(),
         last=lambda found: _values(asked, found),
         answer=lambda found: " ".join(found[name] for name in asked),
     )
