@@ -14,8 +14,10 @@ step recalls what earlier ones found. A chain is its question's program with the
             "a:4+7+0>1 a=1", "b:8+6+1>1 b=5", "b=5 a=1"
             two numbers by columns, the lowest first: digits and carry, the new carry, the digit
 
-How far back a value must be recalled is the knob of difficulty: the number of names, statements and
-rounds, and `FAR`, the share of a ledger's references to any name rather than a near one.
+Only ledgers are re-checked: their values never change, so working a line out again is the same
+recall. How far back a value must be recalled is the knob of difficulty: the number of names,
+statements and rounds, and `FAR`, the share of a ledger's references to any name rather than a near
+one.
 """
 
 from __future__ import annotations
@@ -32,7 +34,6 @@ TRIES = 1000  # before a length is given up
 BLANK = "\n\n"
 RETOLD = 6  # lines
 _NAMED = re.compile("[a-z][=:]")
-_OPERAND = re.compile(r"([a-z])=(\d)")
 
 
 class Piece(NamedTuple):
@@ -86,15 +87,6 @@ class Line(NamedTuple):
     def __str__(self) -> str:
         return self.work + self.result
 
-    def holds(self, found: dict[str, Line]) -> bool:
-        """Whether its operands still have their values, so that working it out again is the same
-        recall: the last `name=value` of each."""
-        operands = _OPERAND.findall(self.work)
-        return all(
-            name != self.name and (name not in found or found[name].result == value)
-            for name, value in operands
-        )
-
 
 @dataclass(frozen=True)
 class Draft:
@@ -103,8 +95,8 @@ class Draft:
     question: str
     labels: list[str]  # what each thought begins with
     lines: list[list[Line]]  # of each thought
-    checked: list[str]  # asked names whose last lines may be worked out again
-    loose: set[str]  # of them, those on whose last line no other depends
+    checked: list[str]  # names whose lines may be worked out again
+    loose: list[str]  # of them, those on whose lines no other depends
     last: Callable[[dict[str, str]], str]  # the closing thought, from the results by name
     answer: Callable[[dict[str, str]], str]
 
@@ -127,9 +119,9 @@ def tokens_of(text: str) -> int:
 
 def _finish(rng: Random, kind: str, draft: Draft, habits: Habits) -> Problem:
     found = {line.name: line for lines in draft.lines for line in lines}  # the last of each name
-    again = [name for name in draft.checked if found[name].holds(found)]
-    loose = [name for name in again if name in draft.loose]
-    slip = found[rng.choice(loose)] if loose and rng.random() < habits.slips else None
+    slip = None
+    if draft.loose and rng.random() < habits.slips:
+        slip = found[rng.choice(draft.loose)]
     wrong = str((int(slip.result) + rng.randint(1, 9)) % 10) if slip else ""
     thoughts = []
     for label, lines in zip(draft.labels, draft.lines, strict=True):
@@ -138,13 +130,13 @@ def _finish(rng: Random, kind: str, draft: Draft, habits: Habits) -> Problem:
             thought.append(Piece(" " * bool(index) + line.work))
             thought.append(Piece(wrong, False) if line is slip else Piece(line.result))
         thoughts.append(tuple(thought))
-    if again and not slip and rng.random() < habits.retold:
-        lines = [line for line in found.values() if line.holds(found)]
-        thoughts += [_retold(line) for line in rng.sample(lines, min(len(lines), RETOLD))]
-        again = []
-    chance = habits.checks
-    while slip or (again and rng.random() < chance):
-        line = slip if slip and rng.random() < 0.7 else found[rng.choice(again)]
+    chance = habits.checks if draft.checked else 0.0
+    if draft.checked and not slip and rng.random() < habits.retold:
+        some = rng.sample(list(found.values()), min(len(found), RETOLD))
+        thoughts += [_retold(line) for line in some]
+        chance = 0.0
+    while slip or rng.random() < chance:
+        line = slip if slip and rng.random() < 0.7 else found[rng.choice(draft.checked)]
         verdict = f"was {wrong}" if line is slip else "ok"
         thoughts.append((Piece(f"check {line} {verdict}"),))
         slip = None if line is slip else slip
@@ -202,13 +194,12 @@ def _loop(rng: Random, tokens: int) -> Draft:
         return _loop(rng, tokens)
     asked = rng.randrange(size)
     name = body[asked].name
-    later = {n for statement in body[asked + 1 :] for n in (statement.x, statement.y)}
     return Draft(
         question=f"{given}; loop {rounds}: {' '.join(map(str, body))}; {name}?",
         labels=[f"{left}: " for left in range(rounds, 0, -1)],
         lines=lines,
-        checked=[name],
-        loose={name} - later,
+        checked=[],
+        loose=[],
         last=lambda found: f"{name}={found[name]}",
         answer=lambda found: found[name],
     )
@@ -237,7 +228,7 @@ def _ledger(rng: Random, tokens: int) -> Draft:
         labels=[""] * count,
         lines=lines,
         checked=asked,
-        loose=set(asked) - used,
+        loose=[name for name in asked if name not in used],
         last=lambda found: _values(asked, found),
         answer=lambda found: " ".join(found[name] for name in asked),
     )
@@ -259,8 +250,8 @@ def _sum(rng: Random, tokens: int) -> Draft:
         question=f"sum {' '.join(columns)}; {' '.join(asked)}?",
         labels=[""] * count,
         lines=lines,
-        checked=[],  # a carry is no name's value: it would have to be copied
-        loose=set(),
+        checked=[],
+        loose=[],
         last=lambda found: _values(asked, found),
         answer=lambda found: " ".join(found[name] for name in asked),
     )

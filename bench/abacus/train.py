@@ -34,7 +34,7 @@ from bench.abacus.vocabulary import Example, build, example
 BATCHES = 64  # of a pool
 BATCH_TOKENS = 4096
 LEAST, MOST = 50, 400  # tokens of a chain
-HABITS = Habits(checks=0.5, slips=0.1, retold=0.25)
+HABITS = Habits(checks=0.7, slips=0.1, retold=0.25)
 VOCABULARY = 320  # the tokenizer's 314, in multiples of 64
 
 
@@ -68,7 +68,9 @@ class Recipe:
 
 RECIPES = {
     "abacus": Recipe(Shape(VOCABULARY, 4, 256, 512, 4, 2, 64), pools=90),
-    "abacus-small": Recipe(Shape(VOCABULARY, 4, 128, 256, 4, 2, 32), pools=50, seed=1),
+    "abacus-small": Recipe(
+        Shape(VOCABULARY, 4, 128, 256, 4, 2, 64), pools=60, seed=1, short=0.3, grown=0.5
+    ),
 }
 
 
