@@ -39,7 +39,7 @@ by thought between `<think>` and `</think>`, and then answers. It knows nothing 
   Beside them drills (`bench/abacus/drill.py`): names given values over and over, of which only the
   recalled ones are learned; half of the sequences in the first {short:.0%} of the pools, a
   twentieth later.
-- Training: `python -m bench.abacus.train {name}`, seed {seed}, {pools} pools of {batches} batches
+- Training: `python -m bench.abacus.train {name}`, seed {seed}, {pools} of {planned} pools of {batches} batches
   of {batch_tokens} padded tokens; Muon for matrices, AdamW for the rest; chains grow from 100
   tokens to their full length.
 - Cost: {tokens:.0f} M learned tokens in {hours:.1f} hours on {machine}.{unfinished}
@@ -65,7 +65,7 @@ def write(
     folder: Path, name: str, trained: Trained, log: Sequence[dict[str, Any]], machine: str
 ) -> None:
     recipe, shape = trained.recipe, trained.shape
-    missing = recipe["pools"] - trained.pools
+    missing = round(recipe["stop"] * recipe["pools"]) - trained.pools
     (folder / "README.md").write_text(
         _CARD.format(
             name=name,
@@ -86,6 +86,7 @@ def write(
             seed=recipe["seed"],
             short=recipe["short"],
             pools=trained.pools,
+            planned=recipe["pools"],
             batches=train.BATCHES,
             batch_tokens=train.BATCH_TOKENS,
             tokens=trained.tokens / 1e6,

@@ -51,6 +51,7 @@ class Recipe:
     grown: float = 0.45  # of the pools: until chains have their full length
     warm: float = 0.01
     decay: float = 0.5  # the last part, over which rates fall to zero
+    stop: float = 1.0  # of the pools: where learning ends, for a helper that is to err
 
     def longest(self, pool: int) -> int:
         """Tokens of the longest chains of a pool."""
@@ -69,7 +70,7 @@ class Recipe:
 RECIPES = {
     "abacus": Recipe(Shape(VOCABULARY, 4, 256, 512, 4, 2, 64), pools=90),
     "abacus-small": Recipe(
-        Shape(VOCABULARY, 4, 128, 256, 4, 2, 64), pools=60, seed=1, short=0.3, grown=0.5
+        Shape(VOCABULARY, 4, 128, 256, 4, 2, 64), pools=60, seed=1, short=0.3, grown=0.5, stop=0.75
     ),
 }
 
@@ -220,7 +221,7 @@ def train(name: str, folder: Path, device: torch.device, until: float) -> bool:
         trainer.load(checkpoint)
     tokenizer = build()
     test = held_out(tokenizer)
-    while trainer.pools < recipe.pools:
+    while trainer.pools < recipe.stop * recipe.pools:
         if time.monotonic() > until:
             return False
         seed = f"{name} {recipe.seed} {trainer.pools}"
