@@ -2,8 +2,9 @@
 
 `python -m bench.race_serve --peers llamacpp,vllm --model smollm2-135m --clients 1,8,32 --json FILE`
 
-Each client asks again as soon as it was answered. `make peers` brings the peers; what is fair about
-it is in docs/racing.md.
+Each client asks again as soon as it was answered. An interrupted race goes on from FILE when the
+same command is given again; a finished one is shown. `make peers` brings the peers; what is fair
+about it is in docs/racing.md.
 """
 
 from __future__ import annotations
@@ -16,35 +17,23 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from bench import race
-from bench.common import environment, spread, write_json
+from bench.common import spread
 from bench.peers import registry, taut
 from bench.peers.match import Entry
 from bench.peers.models import Files
 from bench.peers.peer import Configuration, Job, PeerError
 from bench.peers.prompts import TEXT, Windows
+from bench.peers.serve_record import FIGURES, Round, ServeRecord, ratios
 from bench.peers.servers import SERVERS, ServerRunner
 from bench.serve import figures
 
 log = logging.getLogger(__name__)
-
-FIGURES: Mapping[str, str] = {
-    "output_throughput": "tokens/s",
-    "median_ttft_ms": "TTFT p50, ms",
-    "p99_ttft_ms": "TTFT p99, ms",
-    "median_itl_ms": "ITL p50, ms",
-    "p99_itl_ms": "ITL p99, ms",
-}
-"""The first: higher is better; of the others, lower."""
-
-Round = Mapping[str, Mapping[str, float]]
-"""By label, then figure."""
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -62,7 +51,8 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0, help="of the prompts")
     parser.add_argument("--text", type=Path, default=TEXT, help="that prompts are windows of")
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--again", default="", metavar="COUNTS", help="that are raced anew")
     parser.add_argument(
         "--timeout", type=float, default=900.0, help="seconds, to load or to answer"
     )
@@ -77,41 +67,48 @@ def main() -> None:
     logging.getLogger("bench").setLevel(logging.INFO)
     signal.signal(signal.SIGTERM, race.ended)
     try:
-        outcome = run(args)
+        record = run(args)
     except (ValueError, PeerError, OSError) as error:
         sys.exit(f"race_serve: {error}")
-    for clients, part in outcome["clients"].items():
-        Console().print(table(clients, part["rounds"]))
-        for label, why in part["failures"].items():
+    except KeyboardInterrupt:
+        kept = args.json and f"; the same command goes on from {args.json}"
+        sys.exit(f"race_serve: interrupted{kept or ''}")
+    for clients, rounds in record.rounds.items():
+        Console().print(table(clients, rounds))
+        for label, why in record.failures[clients].items():
             print(f"{label} is out: {why}")
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
-    """All client counts, written to --json as each is done."""
-    counts = [int(each) for each in args.clients.split(",")]
-    if min(counts, default=0) < 1 or min(args.asks, args.repeat, args.threads) < 1:
+def run(args: argparse.Namespace) -> ServeRecord:
+    """All that isn't in the record yet. ValueError and PeerError come before the first lap."""
+    counts, again = _counts(args.clients), _counts(args.again)
+    if not counts or min(*counts, args.asks, args.repeat, args.threads) < 1:
         raise ValueError("--clients, --asks, --repeat and --threads must be at least 1")
     racing = [*chosen(args.taut, only=taut.NAME), *chosen(args.peers)]
-    models = race.prepare(args.model, racing)
     ids = race.text_ids(Files(args.model), args.text)
-    outcome: dict[str, Any] = {
-        "arguments": {name: str(value) for name, value in vars(args).items()},
-        "environment": environment(),
-        "clients": {},
-    }
-    with tempfile.TemporaryDirectory(prefix="race-") as logs:
-        for clients in counts:
-            entries = [_entry(each, clients, models, args, Path(logs)) for each in racing]
-            windows = Windows(ids, f"{args.seed}/{clients}", clients * args.asks, args.input_len)
-            rounds = play(entries, clients, windows, args)
-            outcome["clients"][clients] = {
-                "rounds": rounds,
-                "ratios": ratios(rounds),
-                "about": {each.label: each.about for each in entries},
-                "failures": {each.label: each.failure for each in entries if each.failure},
-            }
-            write_json(args.json, outcome)
-    return outcome
+    sizes = {name: getattr(args, name) for name in ("asks", "input_len", "output_len")}
+    record = ServeRecord(args.json, {**race.settings_of(args, racing, ids), **sizes})
+    for clients in again:
+        record.forget(clients)
+    left = [clients for clients in counts if record.done(clients) < args.repeat]
+    if left:
+        models = race.prepare(args.model, racing)
+        with tempfile.TemporaryDirectory(prefix="race-") as logs:
+            for clients in left:
+                out = record.failures.get(clients, {})
+                entries = [
+                    _entry(each, clients, models, args, Path(logs))
+                    for each in racing
+                    if each.label not in out
+                ]
+                seed = f"{args.seed}/{clients}"
+                windows = Windows(ids, seed, clients * args.asks, args.input_len)
+                play(entries, clients, windows, args, record)
+    return record
+
+
+def _counts(text: str) -> list[int]:
+    return list(dict.fromkeys(int(each) for each in text.split(",") if each.strip()))
 
 
 def chosen(text: str, only: str | None = None) -> list[Configuration]:
@@ -139,23 +136,33 @@ def _entry(
 
 
 def play(
-    entries: Sequence[Entry], clients: int, windows: Windows, args: argparse.Namespace
-) -> list[Round]:
-    """Warmed up by a first round that nobody counts; one server awake at a time."""
-    rounds: list[Round] = []
+    entries: Sequence[Entry],
+    clients: int,
+    windows: Windows,
+    args: argparse.Namespace,
+    record: ServeRecord,
+) -> None:
+    """The rounds that the record lacks, each written as it ends, after one that warms up and that
+    nobody counts; one server awake at a time."""
+
+    def laps(number: int) -> dict[str, Mapping[str, float]]:
+        race.be_quiet(args)
+        made: dict[str, Mapping[str, float]] = {}
+        for entry in entries:
+            if entry.failure is None:
+                _lap(entry, windows.take(number), clients, args.output_len, made)
+        return made
+
     try:
-        for number in range(args.repeat + 1):
-            race.be_quiet(args)
-            made: dict[str, Mapping[str, float]] = {}
-            for entry in entries:
-                if entry.failure is None:
-                    _lap(entry, windows.take(number), clients, args.output_len, made)
-            if number:
-                rounds.append(made)
+        laps(0)
+        for number in range(record.done(clients), args.repeat):
+            if all(entry.failure is not None for entry in entries):
+                break
+            record.add(clients, laps(number + 1), entries)
+        record.note(clients, entries)
     finally:
         for entry in entries:
             entry.close()
-    return rounds
 
 
 def _lap(
@@ -177,22 +184,6 @@ def _lap(
         return
     made[entry.label] = {name: values[name] for name in FIGURES}
     log.info("%d clients, %s: %.4g tokens/s", clients, entry.label, values["output_throughput"])
-
-
-def ratios(rounds: Sequence[Round]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Taut's figure by the peer's, round by round: of each pair, by figure."""
-    labels = dict.fromkeys(label for made in rounds for label in made)
-    ours = [label for label in labels if label.startswith(f"{taut.NAME}:")]
-    found: dict[str, dict[str, dict[str, Any]]] = {}
-    for our in ours:
-        for their in (label for label in labels if label not in ours):
-            both = [made for made in rounds if our in made and their in made]
-            if both:
-                found[f"{our} / {their}"] = {
-                    name: spread([made[our][name] / made[their][name] for made in both])._asdict()
-                    for name in FIGURES
-                }
-    return found
 
 
 def table(clients: int, rounds: Sequence[Round]) -> Table:

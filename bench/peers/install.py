@@ -142,7 +142,7 @@ def _is_there(folder: Path, environment: Environment) -> bool:
 
 def install(name: str, jobs: int) -> None:
     """PeerError says what could not be had."""
-    environment, folder = ENVIRONMENTS[name], PEERS_FOLDER / name
+    environment, folder = ENVIRONMENTS[name], (PEERS_FOLDER / name).resolve()  # not a link's path
     if _is_there(folder, environment):
         print(f"{name}: there already", flush=True)
         return

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,47 @@ from bench.peers.regimes import REGIMES, Regime
 
 VERSION = 1
 _FOLDERS = re.compile(r"(/[\w.+-]+)+/")  # files are named, not where they lie
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """What goes wrong inside becomes ValueError: `path` holds no record."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is no record of a race ({error!r}): move it away") from error
+
+
+def stored(path: Path) -> dict[str, Any]:
+    held: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if held["version"] != VERSION:
+        raise ValueError(f"version {held['version']!r}")
+    return held
+
+
+def check_same(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    """ValueError: a race with other settings can't go on there."""
+    other = [
+        f"{name} {theirs.get(name)!r} there, {ours.get(name)!r} now"
+        for name in sorted({*theirs, *ours})
+        if theirs.get(name) != ours.get(name)
+    ]
+    if other:
+        raise ValueError(
+            f"{path} is of a race with other settings ({'; '.join(other)}): give those, "
+            "another --json, or move it away"
+        )
+
+
+def write_whole(path: Path, plain: Mapping[str, Any]) -> None:
+    """Or not at all."""
+    new = path.with_name(path.name + ".new")
+    new.write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
+    os.replace(new, path)
+
+
+def without_folders(text: str) -> str:
+    return _FOLDERS.sub("", text)
 
 
 class Record:
@@ -33,29 +75,16 @@ class Record:
         self.environments.append(environment())
 
     def _read(self, path: Path) -> None:
-        try:
-            held = json.loads(path.read_text(encoding="utf-8"))
+        with reading(path):
+            held = stored(path)
             theirs = held["settings"]
-            if held["version"] != VERSION:
-                raise ValueError(f"version {held['version']!r}")
             for name, regime in held["regimes"].items():
                 self.rounds[name] = [
                     {label: _lap(lap) for label, lap in laps.items()} for laps in regime["rounds"]
                 ]
                 self.failures[name] = dict(regime["failures"])
             self.about, self.environments = held["configurations"], held["environments"]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is no record of a race ({error!r}): move it away") from error
-        other = [
-            f"{name} {theirs.get(name)!r} there, {self.settings.get(name)!r} now"
-            for name in sorted({*theirs, *self.settings})
-            if theirs.get(name) != self.settings.get(name)
-        ]
-        if other:
-            raise ValueError(
-                f"{path} is of a race with other settings ({'; '.join(other)}): give those, "
-                "another --json, or move it away"
-            )
+        check_same(path, theirs, self.settings)
 
     def forget(self, regime: Regime) -> None:
         """So that it is raced again."""
@@ -76,18 +105,14 @@ class Record:
         out = self.failures.setdefault(regime.name, {})
         for entry in entries:
             if entry.failure is not None:
-                out[entry.label] = _FOLDERS.sub("", entry.failure)
+                out[entry.label] = without_folders(entry.failure)
             if entry.about:
                 self.about[entry.label] = entry.about
         self.write()
 
     def write(self) -> None:
-        """Whole or not at all."""
-        if self._path is None:
-            return
-        new = self._path.with_name(self._path.name + ".new")
-        new.write_text(json.dumps(self._plain(), indent=1) + "\n", encoding="utf-8")
-        os.replace(new, self._path)
+        if self._path is not None:
+            write_whole(self._path, self._plain())
 
     def _plain(self) -> dict[str, Any]:
         return {

@@ -53,20 +53,15 @@ class ServerRunner(GroupRunner):
         env = environment_for(self._job.threads, self._command.env)
         self._group = Group(words, log=self._job.log, env=env)
         deadline = time.monotonic() + self._job.timeout
-        while not self._ready():
-            if self._group.ended:
-                raise PeerError(f"it died while loading: {self.last_words()}")
-            if time.monotonic() > deadline:
-                raise PeerError(
-                    f"it was not ready within {self._job.timeout:g} s: {self.last_words()}"
-                )
-            time.sleep(_POLL_SECONDS)
-
-    def _ready(self) -> bool:
-        try:
-            return httpx.get(f"{self._url}/health").status_code == httpx.codes.OK
-        except httpx.HTTPError:
-            return False  # not listening yet
+        with httpx.Client(base_url=self._url, trust_env=False, verify=False) as client:
+            while not _ready(client):
+                if self._group.ended:
+                    raise PeerError(f"it died while loading: {self.last_words()}")
+                if time.monotonic() > deadline:
+                    raise PeerError(
+                        f"it was not ready within {self._job.timeout:g} s: {self.last_words()}"
+                    )
+                time.sleep(_POLL_SECONDS)
 
     def load(self, prompts: Prompts, output_tokens: int, clients: int) -> Load:
         """So many clients, each asking again when it was answered. PeerError: one wasn't."""
@@ -93,10 +88,19 @@ class ServerRunner(GroupRunner):
         return Timing(self.load(prompts, output_tokens, len(prompts)).seconds)
 
 
+def _ready(client: httpx.Client) -> bool:
+    try:
+        return client.get("/health").status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False  # not listening yet
+
+
 def _taut(configuration: Configuration, job: Job) -> ServerRunner:
     words = [sys.executable, "-m", "engine.cli", "serve", str(job.model)]
-    words += ["--served-model-name", MODEL, "--dtype", configuration.settings["dtype"]]
-    words += ["--threads", str(job.threads), "--max-num-seqs", str(job.streams)]
+    words += ["--served-model-name", MODEL, "--threads", str(job.threads)]
+    words += ["--max-num-seqs", str(job.streams), "--max-model-len", str(job.context_tokens + 1)]
+    for name, value in configuration.settings.items():
+        words += [f"--{name.replace('_', '-')}", value]
     return ServerRunner(Command(words=words), job)
 
 

@@ -10,18 +10,17 @@ ROOM_TOKENS = 16  # beyond prompt and output, so that no output ends at the cont
 
 
 def load(job: Job) -> tuple[Generate, dict[str, Any]]:
-    from engine import Engine, EngineConfig, ModelSpec, SamplingParams
+    from engine import Engine, SamplingParams
+    from engine.options import ModelOptions
 
-    held = {name: job[name] for name in ("dtype", "weights") if name in job}
-    engine = Engine(
-        EngineConfig(
-            models={"main": ModelSpec(job["model"], **held)},
-            threads=job["threads"],
-            max_num_seqs=job["streams"],
-            max_model_len=job["context_tokens"] + ROOM_TOKENS,
-            backends=tuple(job.get("backends", ())),
-        )
+    held = {name: job[name] for name in ("weights", "activations", "kv_format") if name in job}
+    options = ModelOptions(
+        model=job["model"],
+        threads=job["threads"],
+        max_model_len=job["context_tokens"] + ROOM_TOKENS,
+        **held,
     )
+    engine = Engine(options.config(max_num_seqs=job["streams"]))
 
     def generate(prompts: list[list[int]], output_tokens: int) -> list[list[int]]:
         params = SamplingParams(max_tokens=output_tokens, temperature=0.0, ignore_eos=True)

@@ -28,6 +28,6 @@ def script(body: dict[str, Any]) -> list[float | bytes]:
 
 
 if how == "never":
-    time.sleep(60)
+    time.sleep(600)
 with scripted(script, port):
-    time.sleep(60)
+    time.sleep(600)

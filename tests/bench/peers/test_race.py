@@ -18,6 +18,7 @@ from bench.peers.record import Record
 from bench.peers.regimes import REGIMES, Regime
 from bench.peers.registry import configurations
 from bench.peers.worker import WorkerRunner
+from engine.options import ModelOptions
 
 COMMAND = [sys.executable, "-S", "-m", "tests.bench.peers.worker"]
 SHORT = {
@@ -166,3 +167,14 @@ def test_who_takes_part() -> None:
     cold = [each.label for each in every if race.takes_part(each, REGIMES["cold"])]
     assert cold == [each.label for each in every if not each.label.endswith("-bench")]
     assert len(every) == len(llamacpp.PEER.chosen(None)) + 2
+
+
+def test_tauts_configurations_are_options_of_a_model() -> None:
+    """What a worker and a server get: names and values that the engine takes."""
+    for each in taut.PEER.configurations:
+        spec = ModelOptions(model="smollm2", **each.settings).config().models["main"]
+        assert (each.bits == 4) == (spec.weights == "nvfp4")
+        assert spec.activations == (each.name.partition("-")[2] or "float")
+    in_4_bits = [each.label for each in configurations("nvfp4,nvfp4-int16,nvfp4-int8", only="taut")]
+    usual = [each.label for each in taut.PEER.chosen(None)]
+    assert usual == ["taut:bf16", *in_4_bits, "taut:int8"]
