@@ -39,9 +39,9 @@ by thought between `<think>` and `</think>`, and then answers. It knows nothing 
   Beside them drills (`bench/abacus/drill.py`): names given values over and over, of which only the
   recalled ones are learned; half of the sequences in the first {short:.0%} of the pools, a
   twentieth later.
-- Training: `python -m bench.abacus.train {name}`, seed {seed}, {pools} of {planned} pools of {batches} batches
-  of {batch_tokens} padded tokens; Muon for matrices, AdamW for the rest; chains grow from 100
-  tokens to their full length.
+- Training: `python -m bench.abacus.train {name}`, seed {seed}, {pools} of {planned} pools of
+  {batches} batches of {batch_tokens} padded tokens; Muon for matrices, AdamW for the rest; chains
+  grow from 100 tokens to their full length.
 - Cost: {tokens:.0f} M learned tokens in {hours:.1f} hours on {machine}.{unfinished}
 - Licence: Apache-2.0, as Taut's. The data are generated; nobody's text is in them.
 
