@@ -31,10 +31,7 @@ by thought between `<think>` and `</think>`, and then answers. It knows nothing 
   Tokens are bytes, a blank line, and a name with its equals sign. It takes 2048 positions; how it
   does beyond its training is told below.
 - Data: problems made by `bench/abacus/problems.py`, none twice: {mix}; chains of
-  {least} to {most} tokens before re-checks. Of the ledgers {checks:.0%} carry redundant
-  re-checks, {slips:.0%}, where it can be, a slip that a re-check finds and corrects, with the loss
-  masked on it, and {retold:.0%} many re-checks of which only what follows from the choice of a line
-  is learned.
+  {least} to {most} tokens before re-checks. {habits}
   {far:.0%} of a ledger's references go to any entry, the others to one of the last three.
   Beside them drills (`bench/abacus/drill.py`): names given values over and over, of which only the
   recalled ones are learned; half of the sequences in the first {short:.0%} of the pools, a
@@ -61,6 +58,13 @@ Not measured yet: `python -m bench.abacus.accuracy --models {name} --card`.
 """
 
 
+_HABITS = """Of the ledgers {checks:.0%} carry redundant
+  re-checks, {slips:.0%}, where it can be, a slip that a re-check finds and corrects, with the loss
+  masked on it, and {retold:.0%} many re-checks of which only what follows from the choice of a line
+  is learned."""
+_NO_HABITS = "There are no\n  re-checks and no slips."
+
+
 def write(
     folder: Path, name: str, trained: Trained, log: Sequence[dict[str, Any]], machine: str
 ) -> None:
@@ -79,9 +83,9 @@ def write(
             mix=", ".join(f"{share:.0%} {kind}" for kind, share in MIX.items()),
             least=train.LEAST,
             most=train.MOST,
-            checks=train.HABITS.checks,
-            slips=train.HABITS.slips,
-            retold=train.HABITS.retold,
+            habits=_HABITS.format(**recipe["habits"])
+            if any(recipe["habits"].values())
+            else _NO_HABITS,
             far=FAR,
             seed=recipe["seed"],
             short=recipe["short"],

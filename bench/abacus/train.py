@@ -34,7 +34,6 @@ from bench.abacus.vocabulary import Example, build, example
 BATCHES = 64  # of a pool
 BATCH_TOKENS = 4096
 LEAST, MOST = 50, 400  # tokens of a chain
-HABITS = Habits(checks=0.7, slips=0.1, retold=0.25)
 VOCABULARY = 320  # the tokenizer's 314, in multiples of 64
 
 
@@ -52,6 +51,7 @@ class Recipe:
     warm: float = 0.01
     decay: float = 0.5  # the last part, over which rates fall to zero
     stop: float = 1.0  # of the pools: where learning ends, for a helper that is to err
+    habits: Habits = PLAIN
 
     def longest(self, pool: int) -> int:
         """Tokens of the longest chains of a pool."""
@@ -68,9 +68,13 @@ class Recipe:
 
 
 RECIPES = {
-    "abacus": Recipe(Shape(VOCABULARY, 4, 256, 512, 4, 2, 64), pools=90),
+    "abacus": Recipe(
+        Shape(VOCABULARY, 4, 256, 512, 4, 2, 64),
+        pools=90,
+        habits=Habits(checks=0.7, slips=0.1, retold=0.25),
+    ),
     "abacus-small": Recipe(
-        Shape(VOCABULARY, 4, 128, 256, 4, 2, 64), pools=60, seed=1, short=0.3, grown=0.5, stop=0.75
+        Shape(VOCABULARY, 4, 128, 256, 4, 2, 64), pools=60, seed=1, short=0.3, grown=0.5, stop=0.6
     ),
 }
 
@@ -99,15 +103,17 @@ class Batch:
         return self
 
 
-def pool(tokenizer: Tokenizer, seed: str, longest: int, drills: float) -> list[Batch]:
-    """Fresh problems in batches of like length, in random order; a share of them are drills."""
-    rng = Random(seed)
+def pool(tokenizer: Tokenizer, name: str, index: int) -> list[Batch]:
+    """A recipe's fresh problems in batches of like length, in random order; some are drills."""
+    recipe = RECIPES[name]
+    longest, drills = recipe.longest(index), recipe.drills(index)
+    rng = Random(f"{name} {recipe.seed} {index}")
     examples, total = [], 0
     while total < BATCHES * BATCH_TOKENS:
         if rng.random() < drills:
             examples.append(drill(tokenizer, rng, rng.randint(LEAST, longest)))
         else:
-            problem = sample(rng, None, LEAST, longest, HABITS)
+            problem = sample(rng, None, LEAST, longest, recipe.habits)
             examples.append(example(tokenizer, problem))
         total += len(examples[-1].tokens)
     examples.sort(key=lambda e: len(e.tokens))
@@ -224,10 +230,8 @@ def train(name: str, folder: Path, device: torch.device, until: float) -> bool:
     while trainer.pools < recipe.stop * recipe.pools:
         if time.monotonic() > until:
             return False
-        seed = f"{name} {recipe.seed} {trainer.pools}"
         longest = recipe.longest(trainer.pools)
-        drills = recipe.drills(trainer.pools)
-        loss = trainer.learn(pool(tokenizer, seed, longest, drills))
+        loss = trainer.learn(pool(tokenizer, name, trainer.pools))
         row = {
             "pool": trainer.pools,
             "longest": longest,
