@@ -74,7 +74,7 @@ RECIPES = {
         habits=Habits(checks=0.7, slips=0.1, retold=0.25),
     ),
     "abacus-small": Recipe(
-        Shape(VOCABULARY, 4, 128, 256, 4, 2, 64), pools=60, seed=1, short=0.3, grown=0.5, stop=0.6
+        Shape(VOCABULARY, 4, 128, 256, 4, 2, 64), pools=60, seed=1, short=0.3, grown=0.5, stop=0.56
     ),
 }
 
