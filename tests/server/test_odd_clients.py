@@ -207,7 +207,8 @@ def test_fifty_clients_of_one_place(folder: str) -> None:
 
 
 def test_choices_in_a_pool_that_is_too_small(folder: str, calm: Live) -> None:
-    fields = {"n": 4, "seed": 3, "temperature": 2.0, "max_tokens": 40, "ignore_eos": True}
+    fields: dict[str, Any] = {"n": 4, "seed": 3, "temperature": 2.0, "max_tokens": 40}
+    fields["ignore_eos"] = True
     right = calm.chat(**fields).json()["choices"]
     with serving(tiny_spec(folder, tokens=112)) as live:
         said = [""] * 4
