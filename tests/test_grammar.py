@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -15,18 +14,9 @@ import pytest
 
 from engine import Engine, ReasoningSpec, SamplingParams
 from engine.output import Choice
-from engine.request import Grammar, GrammarError, Sequence
-from engine.scheduler.controller import (
-    Adopt,
-    Branch,
-    Controller,
-    Decision,
-    Edit,
-    TokenEvent,
-    Watch,
-)
+from engine.request import Grammar, GrammarError
 from engine.scheduler.controllers.loop_guard import LoopGuard
-from tests.engines import assert_idle, run_all
+from tests.engines import assert_idle
 from tests.scripted import letters, saying, script_engine, tiny_folder, tiny_spec
 
 PERSON: dict[str, Any] = {
@@ -54,12 +44,6 @@ SCHEMAS: list[dict[str, Any]] = [
                                              "maxItems": 2}],
     },
 ]  # fmt: skip
-PAIRS: dict[str, Any] = {
-    "type": "array",
-    "items": {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 3},
-    "minItems": 2,
-    "maxItems": 3,
-}
 WORDS = ReasoningSpec(start="[[think]]", end="[[done]]", closing="Enough.")
 
 
@@ -145,19 +129,6 @@ def test_free_requests_beside_it_are_untouched(make: Make) -> None:
     outputs = engine.generate(["Hi", "Hi", "Hi"], [bound, free, bound])
     assert outputs[1].token_ids == alone
     assert outputs[0].token_ids == outputs[2].token_ids
-
-
-def test_preempted_answers_are_the_same(make: Make) -> None:
-    params = SamplingParams(seed=1, temperature=1.2, max_tokens=120, n=4, grammar=of_schema(PERSON))
-    engine = make(reasoning=ReasoningSpec()).engine
-    calm = engine.generate("x" * 40, params)[0]
-    crowded = make(reasoning=ReasoningSpec(), tokens=112).engine
-    crowded.add("x" * 40, params, id="a")
-    pressed = run_all(crowded)["a"]
-    assert crowded.stats().scheduler.preemptions > 0
-    assert [c.token_ids for c in pressed.choices] == [c.token_ids for c in calm.choices]
-    for choice in pressed.choices:
-        check_answer(choice, PERSON)
 
 
 # thinking
@@ -255,90 +226,6 @@ def test_a_form_that_is_complete_ends_without_an_end_token(make: Make) -> None:
 def test_a_cut_answer_is_the_beginning_of_one(make: Make) -> None:
     choice = make().says("Hi", '{"name": "x', grammar=of_schema(PERSON), max_tokens=11)
     assert (choice.text, choice.finish_reason) == ('{"name": "x', "length")
-
-
-def test_text_forced_into_the_answer_ends_its_sequence_alone(make: Make) -> None:
-    class Forces(Controller):
-        def watch(self) -> Watch:
-            return _ForcesWatch()
-
-    class _ForcesWatch(Watch):
-        def on_token(self, seq: Sequence, event: TokenEvent) -> Edit | None:
-            wanted = seq.params.min_p == 0.5 and event.origin == "sampled"
-            return Edit(append=(7,)) if wanted else None
-
-    engine = make(controllers=(Forces(),), reasoning=ReasoningSpec()).engine
-    params = [
-        SamplingParams(seed=1, min_p=min_p, grammar=of_schema(PERSON), max_tokens=200)
-        for min_p in (0.5, 0.0)
-    ]
-    forced, free = engine.generate(["Hi", "Hi"], params)
-    assert forced.finish_reason == "error"
-    assert "was forced into the answer" in str(forced.choices[0].stop_reason)
-    check_answer(free.choices[0], PERSON)
-
-
-# branches and rewinds
-
-
-class Branches(Controller):
-    """Every few tokens two children go on alone; the second one's text is adopted."""
-
-    children = {"main": 2}  # noqa: RUF012
-
-    def watch(self) -> Watch:
-        return _BranchesWatch()
-
-
-class _BranchesWatch(Watch):
-    def __init__(self) -> None:
-        self.rounds = 0
-
-    def on_token(self, seq: Sequence, event: TokenEvent) -> Decision:
-        if event.origin != "sampled" or seq.output_len % 4 or self.rounds > 5:
-            return None
-        self.rounds += 1
-        return [Branch(max_tokens=3), Branch(max_tokens=5)]
-
-    def on_join(self, seq: Sequence, children: Seq[Sequence]) -> Decision:
-        return Adopt(children[1])
-
-
-class Rewinds(Controller):
-    """Takes back a run of tokens a few times."""
-
-    def watch(self) -> Watch:
-        return _RewindsWatch()
-
-
-class _RewindsWatch(Watch):
-    def __init__(self) -> None:
-        self.times = 0
-
-    def on_token(self, seq: Sequence, event: TokenEvent) -> Decision:
-        if self.times < 6 and seq.output_len >= 7 + self.times:
-            self.times += 1
-            return Edit(truncate=len(seq.tokens) - 5 - self.times % 3)
-        return None
-
-    def settled(self, seq: Sequence) -> int:
-        return seq.prompt_len if self.times < 6 else len(seq.tokens)
-
-
-@pytest.mark.parametrize("controller", [Branches(), Rewinds()], ids=lambda c: type(c).__name__)
-@pytest.mark.parametrize("schema", [PERSON, PAIRS], ids=["person", "pairs"])
-def test_forms_survive_branches_and_rewinds(
-    make: Make, controller: Controller, schema: dict[str, Any]
-) -> None:
-    engine = make(controllers=(controller,), reasoning=ReasoningSpec()).engine
-    params = SamplingParams(n=6, seed=8, temperature=1.3, max_tokens=300, grammar=of_schema(schema))
-    engine.add("Hi", params, id="a")
-    output = run_all(engine)["a"]
-    for choice in output.choices:
-        check_answer(choice, schema)
-    steered = sum(sum(choice.edits.values()) for choice in output.choices)
-    assert steered > 0 or isinstance(controller, Branches)
-    assert_idle(engine)
 
 
 # refusals

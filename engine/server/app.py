@@ -184,7 +184,10 @@ async def _models(state: State, request: Request) -> Response:
 
 
 async def _model(state: State, request: Request) -> Response:
-    return _json(state.card(state.model_name(request.path_params["name"])))
+    name = request.path_params["name"]
+    if not name:  # which would be the default of a body
+        raise HTTPException(404)
+    return _json(state.card(state.model_name(name)))
 
 
 async def _tokenize(state: State, request: Request) -> Response:

@@ -19,6 +19,8 @@ async def read_body(request: Request, limit: int) -> bytes:
     kind = kind.strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise ApiError(415, f"Content-Type must be application/json, not {kind[:80]!r}")
+    if (encoding := request.headers.get("content-encoding", "identity")).lower() != "identity":
+        raise ApiError(415, f"Content-Encoding {encoding[:80]!r} isn't taken; send plain JSON")
     length = request.headers.get("content-length", "0")
     if length.isdecimal() and int(length) > limit:
         raise _too_large(limit)

@@ -14,10 +14,14 @@ from engine.model.tokenizer import Tokenizer
 from engine.request import Grammar
 from engine.server.errors import FieldError
 from engine.server.formats import read_format
+from engine.server.schema import ChatRequest, CompletionRequest
 from engine.server.thinking import (
     EFFORT,
     EFFORTS,
+    FLAT,
+    PLACES,
     Abilities,
+    places,
     plan_thinking,
     read_thinking,
     template_variables,
@@ -52,6 +56,12 @@ _REFUSED: Mapping[str, str] = {
     "web_search_options": "isn't supported",
     **dict.fromkeys(_GRAMMARS, "isn't supported; use response_format"),
 }
+_OUTSIDE = {*ChatRequest.model_fields, *CompletionRequest.model_fields, *_REFUSED} - {
+    *FLAT,
+    *PLACES,
+}
+"""Fields that mean nothing inside another one. openai-python merges its `extra_body` into the body;
+other clients send it as it is."""
 
 
 class Offer(NamedTuple):
@@ -112,10 +122,15 @@ def read(values: Mapping[str, Any], offer: Offer) -> Controls:
 
 
 def _check_refused(values: Mapping[str, Any]) -> None:
-    """Fields that would change the answer, and that nobody here does."""
+    """Fields that would change the answer, and that nobody here does, or not where they stand."""
     for name, why in _REFUSED.items():
         if values.get(name) not in (None, False, [], {}):
             raise FieldError(name, why)
+    for where, inner in places(values):
+        if where and not where.endswith("chat_template_kwargs."):  # whose names are all checked
+            for name in sorted(inner.keys() & _OUTSIDE):
+                if inner[name] is not None:
+                    raise FieldError(f"{where}{name}", "is read only in the body itself")
     if values.get("separate_reasoning") is False:
         raise FieldError("separate_reasoning", "thinking comes in reasoning_content only")
     if values.get("modalities") not in (None, ["text"]):

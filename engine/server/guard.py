@@ -43,7 +43,7 @@ class Keys:
 
     def __init__(self, app: ASGIApp, keys: Seq[str]) -> None:
         self._app = app
-        self._digests = [_digest(key.encode()) for key in keys]
+        self._digests = [_digest(key.strip().encode(errors="surrogateescape")) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN or self._known(scope):

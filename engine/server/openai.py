@@ -112,6 +112,11 @@ def _asked(
     options = body.stream_options
     if options is not None and not body.stream:
         raise FieldError("stream_options", "goes with stream=true only")
+    if options is not None and (options.model_extra or {}).get("continuous_usage_stats"):
+        raise FieldError(
+            "stream_options.continuous_usage_stats",
+            "isn't supported; include_usage gives the usage once, in the last chunk",
+        )
     if body.stream and params.prompt_logprobs is not None:
         raise FieldError(
             "logprobs" if body.prompt_logprobs is None else "prompt_logprobs",

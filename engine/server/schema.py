@@ -139,5 +139,4 @@ class DetokenizeRequest(Body):
 
 def given(body: Body) -> Mapping[str, Any]:
     """The fields with a value, unknown ones too, as the client sent them."""
-    values = {**{name: getattr(body, name) for name in type(body).model_fields}}
-    return {k: v for k, v in (values | (body.model_extra or {})).items() if v is not None}
+    return {name: value for name, value in body if value is not None}

@@ -24,6 +24,7 @@ import uvicorn
 from engine.config import EngineConfig
 from engine.server.app import create_app
 from engine.server.banner import Banner
+from engine.server.connection import Connection
 from engine.server.flags import parse
 from engine.server.settings import Settings
 from engine.server.state import State
@@ -128,7 +129,7 @@ async def _beside(make: Callable[[], T]) -> T:
 def uvicorn_config(settings: Settings, app: object) -> uvicorn.Config:
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
-        http="h11",
+        http=Connection,
         ws="none",
         lifespan="off",
         log_level="info" if settings.access_log else "warning",

@@ -81,7 +81,7 @@ class _Said(NamedTuple):
 
 def read_thinking(body: Mapping[str, Any]) -> ThinkingRequest:
     """Every spelling in the body as one value. FieldError: a wrong value, or a contradiction."""
-    said = [each for where, given in _places(body) for each in _read(given, where)]
+    said = [each for where, given in places(body) for each in _read(given, where)]
     found = {
         kind: _agreed([each for each in said if each.kind == kind])
         for kind in ("budget", "enable", "effort", "show")
@@ -90,12 +90,13 @@ def read_thinking(body: Mapping[str, Any]) -> ThinkingRequest:
     return ThinkingRequest(**{k: None if v is None else v.value for k, v in found.items()})
 
 
-def _places(body: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+def places(body: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Where a request's controls may stand: the body, and objects in it."""
     yield prefix, body
     for name in PLACES:
         if body.get(name) is not None:
             where = prefix + name
-            yield from _places(mapping(body[name], where), where + ".")
+            yield from places(mapping(body[name], where), where + ".")
 
 
 def _read(given: Mapping[str, Any], prefix: str) -> Iterator[_Said]:

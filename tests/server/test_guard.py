@@ -10,7 +10,7 @@ import pytest
 from engine.config import EngineConfig
 from tests.server.live import NAME, USER, Live, serving
 
-KEYS = ("secret-1", "schlüssel")
+KEYS = ("secret-1", "schlüssel", " with-spaces\n", "\udcff\udcfe")  # the last: bytes of an argument
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +37,12 @@ def test_a_wrong_key(locked: Live, header: str) -> None:
 def test_every_key_is_good(locked: Live) -> None:
     with locked.client(KEYS[0]) as client:
         assert client.models.list().data[0].id == NAME
-    headers = {b"Authorization": f"Bearer {KEYS[1]}".encode()}
-    assert locked.http.get("/v1/models", headers=headers).status_code == 200
+    for key in (KEYS[1].encode(), b"with-spaces", b"  with-spaces", b"\xff\xfe"):
+        headers = {b"Authorization": b"Bearer " + key}
+        assert locked.http.get("/v1/models", headers=headers).status_code == 200
+    for key in (KEYS[1].encode("latin-1"), b"\xff", b"with"):
+        headers = {b"Authorization": b"Bearer " + key}
+        assert locked.http.get("/v1/models", headers=headers).status_code == 401
 
 
 def test_openai_python_names_it(locked: Live) -> None:

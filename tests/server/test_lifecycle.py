@@ -86,6 +86,27 @@ def test_draining_ends_in_time(config: EngineConfig, stream: bool) -> None:
         assert "shutting down" in error["message"]
 
 
+@pytest.mark.parametrize("patience", [30.0, 0.1])
+def test_draining_while_a_prompt_is_read(config: EngineConfig, patience: float) -> None:
+    """In several steps: it ends and is answered, or is aborted and told why."""
+    with serving(config, drain_timeout=patience) as live:
+        live.pace(0.1)
+        body = {"prompt": [5] * 400, "max_tokens": 2, "ignore_eos": True, "stream": True}
+        answers: list[httpx.Response] = []
+        asking = threading.Thread(target=lambda: answers.append(live.post("/v1/completions", body)))
+        asking.start()
+        live.wait_running()
+        drain(live)
+        asking.join()
+        (answer,) = answers
+        *_, last, done = parse_events(answer.text)
+        assert done.data is None
+        if patience > 1:
+            assert last.data["choices"][0]["finish_reason"] == "length"
+        else:
+            assert "shutting down" in last.data["error"]["message"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_engine_that_dies(
     config: EngineConfig, stream: bool, monkeypatch: pytest.MonkeyPatch
