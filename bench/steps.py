@@ -30,16 +30,16 @@ class Step(NamedTuple):
 
 
 class _Stopwatch:
-    """What a method takes, all calls together."""
+    """What a cache's compactions take, all calls together."""
 
-    def __init__(self, method: Callable[..., None], clock: Clock) -> None:
-        self._method = method
+    def __init__(self, compress: Callable[..., None], clock: Clock) -> None:
+        self._compress = compress
         self._clock = clock
         self.seconds = 0.0
 
-    def __call__(self, *args: object) -> None:
+    def __call__(self, slots: Sequence[int], seconds: float | None = None) -> None:
         start = self._clock()
-        self._method(*args)
+        self._compress(slots, seconds)
         self.seconds += self._clock() - start
 
 

@@ -24,7 +24,7 @@ def test_how_long_they_wait_changes_nothing(
         monkeypatch.setattr(executor, "_SHARE", share)
         engine = make_engine(kv=KVSpec(policy=policy, budget_tokens=32, window=16))
         for index, prompt in enumerate([prompts(8)[6]] * 3 + prompts(5)):
-            engine.add([index, *prompt], greedy(70), id=str(index))
+            engine.add([index, *prompt], greedy(70, seed=index), id=str(index))
         answers.append({id: output.token_ids for id, output in run_all(engine).items()})
         steps.append(engine.stats().kv_time["main"].steps)
     assert answers[0] == answers[1]

@@ -138,7 +138,7 @@ def reference_weights(view: LayerView, cells: Tensor) -> Tensor:
         view.k.float().flatten(0, 1).mT,
         alpha=dim**-0.5,
     )
-    weights = logits.softmax(-1).unflatten(0, (slots, heads))  # [S, H, G * W, N]
+    weights = logits.softmax(-1).view(slots, heads, *logits.shape[1:])  # [S, H, G * W, N]
     gone = (view.query_pos < 0).repeat(1, q_heads // heads)  # [S, G * W]
     weights[~cells.any(-1)[..., None] | gone[:, None]] = 0.0
     return weights
