@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from engine import Engine, Output, SamplingParams
+from engine.request import MAIN
 
 PARTS = 8
 """Equal parts of the run's time that tokens a second are given for."""
+
+Clock = Callable[[], float]
 
 
 class Step(NamedTuple):
@@ -22,28 +25,58 @@ class Step(NamedTuple):
     streams: int  # sequences that still have a slot after it
     cell_bytes: int
     side_bytes: int
+    longest_wait: int  # most steps that a stream which now has a token again had none
+    outputs: tuple[Output, ...]  # that it ended
 
 
-def run_steps(
-    engine: Engine, prompts: Sequence[list[int]], params: SamplingParams
-) -> tuple[list[Step], list[Output]]:
-    """Answer all prompts; what each step took, and the outputs as they came."""
+class _Stopwatch:
+    """What a cache's compactions take, all calls together."""
+
+    def __init__(self, compress: Callable[..., None], clock: Clock) -> None:
+        self._compress = compress
+        self._clock = clock
+        self.seconds = 0.0
+
+    def __call__(self, slots: Sequence[int], seconds: float | None = None) -> None:
+        start = self._clock()
+        self._compress(slots, seconds)
+        self.seconds += self._clock() - start
+
+
+def steps_of(
+    engine: Engine,
+    prompts: Sequence[list[int]],
+    params: SamplingParams,
+    clock: Clock = time.perf_counter,
+) -> Iterator[Step]:
+    """Answer all prompts, a step each time that one is asked for."""
     for prompt in prompts:
         engine.add(prompt, params)
-    steps, outputs = [], []
-    compacted = engine.stats().kv["main"].compaction_seconds
-    while engine.has_work():
-        start = time.perf_counter()
-        deltas = engine.step()
-        seconds = time.perf_counter() - start
-        stats = engine.stats()
-        kv = stats.kv["main"]
-        made = sum(len(delta.token_ids) for delta in deltas)
-        spent, compacted = kv.compaction_seconds - compacted, kv.compaction_seconds
-        held = kv.used_bytes, kv.used_side_bytes
-        steps.append(Step(seconds, spent, made, stats.scheduler.running, *held))
-        outputs += [delta.output for delta in deltas if delta.output is not None]
-    return steps, outputs
+    cache, last, count = engine.caches[MAIN], dict[str, int](), 0
+    watch = _Stopwatch(cache.compress, clock)
+    cache.compress = watch  # type: ignore[method-assign]
+    try:
+        while engine.has_work():
+            before, start = watch.seconds, clock()
+            deltas = engine.step()
+            seconds = clock() - start
+            made = [delta for delta in deltas if delta.token_ids]
+            waits = [count - last.get(delta.id, count - 1) - 1 for delta in made]
+            last.update((delta.id, count) for delta in made)
+            count += 1
+            stats = engine.stats()
+            yield Step(
+                seconds,
+                watch.seconds - before,
+                sum(len(delta.token_ids) for delta in made),
+                stats.scheduler.running,
+                stats.kv[MAIN].used_bytes,
+                stats.kv[MAIN].used_side_bytes,
+                max(waits, default=0),
+                tuple(delta.output for delta in deltas if delta.output is not None),
+            )
+    finally:
+        del cache.compress
 
 
 def summary(steps: Sequence[Step]) -> dict[str, object]:
@@ -60,6 +93,7 @@ def summary(steps: Sequence[Step]) -> dict[str, object]:
         "compaction_share": sum(step.compaction for step in steps) / total,
         "compaction_seconds_longest": longest,
         "compaction_longest_in_steps": longest / plain,
+        "wait_longest_steps": max(step.longest_wait for step in steps),
     }
 
 

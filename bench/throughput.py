@@ -25,7 +25,7 @@ from bench.common import (
     write_json,
 )
 from bench.options import add_engine_options, add_output_option
-from bench.steps import Step, run_steps, summary
+from bench.steps import Step, steps_of, summary
 from engine import Engine
 
 Prompts = list[list[int]]
@@ -67,9 +67,9 @@ def prompts_of(engine: Engine, args: argparse.Namespace, run: int) -> Prompts:
 
 def measure(engine: Engine, prompts: Prompts, output_len: int) -> Run:
     start = time.perf_counter()
-    steps, outputs = run_steps(engine, prompts, fixed_length(output_len))
+    steps = list(steps_of(engine, prompts, fixed_length(output_len)))
     elapsed = time.perf_counter() - start
-    made = sum(len(output.token_ids) for output in outputs)
+    made = sum(len(output.token_ids) for step in steps for output in step.outputs)
     return Run(elapsed, len(prompts), sum(map(len, prompts)), made, steps)
 
 

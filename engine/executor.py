@@ -1,11 +1,14 @@
 """Executor: one model, its cache and its sampler; `run(batch)` is one forward pass.
 
-It knows nothing of requests beyond a batch's rows, and keeps no state of its own: what a sequence
-has is in its cache slot.
+It knows nothing of requests beyond a batch's rows, and keeps no state of its own but how long its
+steps take: what a sequence has is in its cache slot.
 """
 
 from __future__ import annotations
 
+import statistics
+import time
+from collections import deque
 from collections.abc import Sequence as Seq
 from itertools import chain
 from typing import NamedTuple
@@ -17,6 +20,13 @@ from engine.cache.paged import PagedCache
 from engine.model.decoder import Decoder, StepContext
 from engine.request import Batch, Role, Row, RowOutput, StepOutput, TokenLogprob
 from engine.sampling.sampler import Sampler
+
+_SHARE = 0.5
+"""What compactions may take of a step's usual time before those that are left wait for the next:
+others are held up by no more."""
+
+_USUAL = 15
+"""Steps whose median is the usual time."""
 
 _SCORED_AT_ONCE = 64
 """Rows of given tokens whose logits are held at a time: 64 x 152k floats are 39 MB."""
@@ -38,10 +48,12 @@ class Executor:
         self.cache = cache
         self.sampler = sampler
         self._device = device
+        self._lately: deque[float] = deque(maxlen=_USUAL)  # seconds of the last steps
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> StepOutput:
         """Append the rows' cells, sample where a row reaches its sequence's end."""
+        start = time.perf_counter()
         rows = batch.rows
         hidden = self._forward(rows)  # [T, E]
         spots = _spots(rows)
@@ -50,15 +62,17 @@ class Executor:
         outputs = []
         for i, row in enumerate(rows):
             out = sampled[i] if row.samples else RowOutput()
+            out = out._replace(error=self.cache.failure(row.seq.slots[self.role]) or out.error)
             outputs.append(out._replace(given=tuple(given[i])) if row.given is not None else out)
+        self._lately.append(time.perf_counter() - start)
         return StepOutput(tuple(outputs))
 
     def compress(self, batch: Batch) -> None:
-        """Compact the batch's slots whose policy says that it's time."""
+        """Compact slots whose policy says that it's time, the batch's and those that wait, as far
+        as it doesn't hold up others."""
+        slots = [row.seq.slots[self.role] for row in batch.rows if self.role in row.seq.slots]
         with torch.inference_mode():
-            self.cache.compress(
-                [row.seq.slots[self.role] for row in batch.rows if self.role in row.seq.slots]
-            )
+            self.cache.compress(slots, _SHARE * statistics.median(self._lately))
 
     def _forward(self, rows: Seq[Row]) -> Tensor:
         ids = list(chain.from_iterable(r.seq.tokens[r.start : r.start + r.count] for r in rows))

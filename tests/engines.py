@@ -13,7 +13,7 @@ from engine.build import RoleCache, shape_of, slots_of
 from engine.cache.policy import KVSpec
 from engine.model.architecture import DecoderConfig
 from engine.model.checkpoint import open_checkpoint
-from engine.request import MAIN, Batch, Needs, Row, RowOutput, StepOutput
+from engine.request import MAIN, Batch, Needs, Row, RowOutput, Sequence, StepOutput
 from tests import oracle, tiny
 
 TIE = 1e-4
@@ -160,8 +160,10 @@ class CacheTape(Tape):
     def __init__(self, engine: Engine, size: int = 512) -> None:
         super().__init__(engine)
         self._causal = torch.ones(size, size, dtype=torch.bool).tril()
-        self._compress = self.executor.compress
-        self.executor.compress = self.compress  # type: ignore[method-assign]
+        cache = self.executor.cache
+        self._compress = cache.compress
+        cache.compress = self.compress  # type: ignore[method-assign]
+        self._known: dict[tuple[str, int], Sequence] = {}
         self.keeps: dict[str, Tensor] = {}
         self.compacted: dict[str, list[int]] = {}
         self.held: dict[str, Tensor] = {}
@@ -170,6 +172,7 @@ class CacheTape(Tape):
 
     def run(self, batch: Batch) -> StepOutput:
         for row in batch.rows:
+            self._known[row.seq.id, row.seq.index] = row.seq
             self._look(row)
         return super().run(batch)
 
@@ -187,19 +190,24 @@ class CacheTape(Tape):
             for head, positions in enumerate(cache.positions(row.seq.slots[MAIN], layer)):
                 keeps[layer, head, row.start : end, torch.from_numpy(positions).long()] = True
 
-    def compress(self, batch: Batch) -> None:
+    def compress(self, slots: Seq[int], seconds: float | None = None) -> None:
+        """A compaction that takes several calls counts once."""
         cache = self.executor.cache
-        live = [row.seq for row in batch.rows if MAIN in row.seq.slots]
+        live = [seq for seq in self._known.values() if MAIN in seq.slots]
         before = [cache.held(seq.slots[MAIN]) for seq in live]
-        self._compress(batch)
+        self._compress(slots, seconds)
         for seq, cells in zip(live, before, strict=True):
-            held = cache.held(seq.slots[MAIN])
+            held, at = cache.held(seq.slots[MAIN]), cache.computed(seq.slots[MAIN])
             self.held[seq.id] = torch.from_numpy(held)
             self.most[seq.id] = max(self.most.get(seq.id, 0.0), float(cells.mean()))
             if held.sum() < cells.sum():
-                self.compacted.setdefault(seq.id, []).append(cache.computed(seq.slots[MAIN]))
+                compacted, refits = self.compacted.setdefault(seq.id, []), self.refits[seq.id]
+                if compacted[-1:] == [at]:
+                    compacted.pop()
+                    refits[-1:] = []
+                compacted.append(at)
                 if cache._store.bias is not None:
-                    self.refits[seq.id].append(self._refit(seq.slots[MAIN]))
+                    refits.append(self._refit(seq.slots[MAIN]))
 
     def _refit(self, slot: int) -> oracle.Refit:
         cache = self.executor.cache

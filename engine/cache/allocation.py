@@ -11,7 +11,14 @@ from engine.cache.view import KVShape
 
 
 class Allocation(ABC):
-    """How many cells each layer and head holds right after a compaction."""
+    """How many cells each layer and head holds right after a compaction.
+
+    `by_utility`: whether head budgets depend on what cells are worth, which is worked out then.
+    """
+
+    @property
+    def by_utility(self) -> bool:
+        return True
 
     @abstractmethod
     def layer_budgets(self, shape: KVShape, budget: int) -> list[int]:

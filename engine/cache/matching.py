@@ -3,7 +3,8 @@
 Attention Matching (AM, Zweiger et al. 2026) of which TAM (arXiv 2608.12331) is made. For a head's
 reference queries (the last ones of every query head of its group) the kept keys shall have the
 attention mass of all keys, by a factor exp(beta) each, and then the same output, by new values.
-Both are least squares, solved in float64, batched over slots and heads.
+Both are least squares, batched over layers and heads, in float32 (float64 with ridges so small that
+it would show).
 
 What differs: rows of the mass fit are divided by their target, so that each query's relative error
 counts; both fits have a ridge (relative to the matrix), which pulls the factors to one common
@@ -30,6 +31,7 @@ from engine.cache.view import Compaction, LayerView
 
 MOST = 20.085536923187668  # e^3: factors are from 1 / MOST to MOST
 ITERATIONS = 25
+SMALL = 1e-4  # a ridge from here on keeps float32's error below 1e-3 of a change
 
 
 class Choice(NamedTuple):
@@ -46,6 +48,8 @@ class MatchingPolicy(KVPolicy):
     """
 
     bias = True
+    by_utility = False
+    cells_at_once = 2**12
 
     queries: int
     tail: int | None
@@ -81,11 +85,12 @@ class MatchingPolicy(KVPolicy):
         fitted = kept(choice.stays & prefix & ~choice.verbatim & ~whole)
         held = kept(choice.stays & prefix)
         columns = weights.gather(-1, at[:, :, None].expand(-1, -1, weights.shape[2], -1))
-        columns = columns.double() * held[:, :, None]  # [S, H, R, M]
+        exact = torch.float32 if min(self.ridge, self.mass_ridge) >= SMALL else torch.float64
+        columns = columns.to(exact).mul_(held[:, :, None])  # [S, H, R, M]
         rows = at[..., None].expand(-1, -1, -1, view.v.shape[-1])
-        own = view.v.gather(2, rows).double()  # [S, H, M, D]
+        own = view.v.gather(2, rows).to(exact)  # [S, H, M, D]
         factor = fit_factors(columns, fitted, self.mass_ridge)
-        wanted = (weights @ view.v.float()).double()  # [S, H, R, D]
+        wanted = (weights @ view.v.float()).to(exact)  # [S, H, R, D]
         v = fit_values(columns * factor[:, :, None], fitted, own, wanted, self.ridge)
         assert view.bias is not None
         bias = view.bias.gather(-1, at) + factor.log().float()
@@ -125,13 +130,18 @@ def reference_weights(view: LayerView, cells: Tensor) -> Tensor:
     heads = view.k.shape[1]
     q = view.queries.float().view(slots, window, heads, q_heads // heads, dim)
     q = q.permute(0, 2, 3, 1, 4).flatten(2, 3)  # [S, H, G * W, D]
-    logits = (q * dim**-0.5) @ view.k.float().mT  # [S, H, G * W, N]
-    if view.bias is not None:
-        logits.add_(view.bias[:, :, None])
-    logits.masked_fill_(~cells[:, :, None], torch.finfo(logits.dtype).min)
+    bias = torch.zeros_like(view.k[..., 0], dtype=q.dtype) if view.bias is None else view.bias
+    bias = bias.masked_fill(~cells, torch.finfo(q.dtype).min)  # [S, H, N]
+    logits = torch.baddbmm(
+        bias.flatten(0, 1)[:, None],
+        q.flatten(0, 1),
+        view.k.float().flatten(0, 1).mT,
+        alpha=dim**-0.5,
+    )
+    weights = logits.softmax(-1).view(slots, heads, *logits.shape[1:])  # [S, H, G * W, N]
     gone = (view.query_pos < 0).repeat(1, q_heads // heads)  # [S, G * W]
-    nothing = ~cells.any(-1)[..., None] | gone[:, None]  # [S, H, G * W]
-    return logits.softmax(-1).masked_fill_(nothing[..., None], 0.0)
+    weights[~cells.any(-1)[..., None] | gone[:, None]] = 0.0
+    return weights
 
 
 def mean_weight(weights: Tensor) -> Tensor:
@@ -147,7 +157,8 @@ def fit_factors(columns: Tensor, fitted: Tensor, ridge: float) -> Tensor:
     free = columns * fitted[:, :, None]
     missing = there - (columns.sum(-1) - free.sum(-1))
     mass = free.sum((2, 3))
-    even = missing.sum(-1) / mass.clamp(min=1e-300)  # what all would need alike
+    tiny = torch.finfo(mass.dtype).tiny
+    even = missing.sum(-1) / mass.clamp(min=tiny)  # what all would need alike
     even = even.clamp(1 / MOST, MOST)[..., None].expand(fitted.shape)
     gram = free.mT @ free  # [S, H, M, M]
     pull = ridge * norm_bound(gram)
@@ -163,7 +174,7 @@ def fit_values(
     """Values of the kept cells, `own` [S, H, M, D] where not `fitted`, whose mixture by the kept
     cells' weights, columns [S, H, R, M], is `wanted` [S, H, R, D]: [S, H, M, D]."""
     total = columns.sum(-1, keepdim=True)
-    mixed = columns / total.clamp(min=1e-300)
+    mixed = columns / total.clamp(min=torch.finfo(total.dtype).tiny)
     left = (wanted - mixed @ own) * (total > 0)  # [S, H, R, D]
     free = mixed * fitted[:, :, None]
     gram = free.mT @ free

@@ -7,7 +7,6 @@ plans a step, lets every layer attend, and finishes it. Pages move only in here.
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -19,6 +18,7 @@ from engine.cache.admission import Ledger
 from engine.cache.budgets import Budgets, Need, PackedNeed, PlainNeed, TailNeed
 from engine.cache.check import check_packed, check_plain
 from engine.cache.compact import Compactor
+from engine.cache.compactions import Compactions
 from engine.cache.cut import cut_off
 from engine.cache.format import CellStore
 from engine.cache.groups import Groups
@@ -94,9 +94,7 @@ class PagedCache:
         self._keys: list[list[bytes]] = [[] for _ in range(slots)]  # of the prompts' full pages
         # the last to ask, if it is still there, and its keys
         self._asked: tuple[Callable[[], Sequence | None], list[bytes]] = (lambda: None, [])
-        self._evicted = 0
-        self._compacting = 0.0  # seconds
-        self._compactor: Compactor | None = None
+        self._compactions: Compactions | None = None
         self._queries = spec.queries
         ring = QueryRing(shape, self._queries, slots, dtype, device) if self._queries else None
         self._ring = ring
@@ -104,7 +102,8 @@ class PagedCache:
         self._parts = Parts(self._tables, store, self._pool, self._prefix, ring, packed)
         self._store = store
         if spec.policy is not None:
-            self._compactor = Compactor(spec.policy, spec, budgets, self._parts)
+            compactor = Compactor(spec.policy, spec, budgets, self._parts)
+            self._compactions = Compactions(compactor, self._points.renew)
 
     def _make_ledger(self, need: Need, pool: PagePool, held: list[int]) -> Ledger:
         heads = self.shape.layers * self.shape.kv_heads
@@ -183,13 +182,13 @@ class PagedCache:
     def reserve(self, seq: Sequence, slot: int, tokens: int) -> int:
         """How many of the next tokens may run now. They have pages then, of the slot's own."""
         tables = self._tables
-        # If the slot was forked at its point, or adopted in the step that reached it, nobody
-        # compacted it after that step, and no cell may follow before.
+        # Nothing may follow before the slot's compaction is done: it is still under way, or nobody
+        # began it, as the slot was forked at its point, or adopted in the step that reached it.
         self.compress([slot])
         tables.whose[slot] = Whose(seq.seed, seq.lineage, seq.thought_ends)
         self._points.look(slot)
         start = tables.computed[slot]
-        stop = tables.point[slot]
+        stop = self.max_len if self.failure(slot) else tables.point[slot]
         if self._packed is not None:
             stop = min(stop, self._packed.groups.at[slot])
         end = min(start + tokens, stop, self.max_len)
@@ -199,12 +198,18 @@ class PagedCache:
             end = pack_room(self._packed, self._ledgers[1], tables, slot, end)
         return end - start
 
+    def busy(self, slot: int) -> bool:
+        """Whether the slot waits for its compaction, so that it had better run later."""
+        return self._compactions is not None and self._compactions.waits(slot)
+
     def fork(self, slot: int, child: Sequence, spare: int = 0) -> int | None:
         """A slot for the child, sharing every page; None if there's no room for it."""
         branch = child.parent is not None
         if not self._free_slots:
             return None
         new, tables = self._free_slots[-1], self._tables
+        if self._compactions is not None and self._compactions.begun(slot):
+            self._compactions.work([slot])
         if not self._each(new, lambda ledger, _: ledger.fork(slot, new, branch, spare)):
             return None
         self._free_slots.pop()
@@ -227,9 +232,13 @@ class PagedCache:
         tables = self._tables
         if pos >= tables.computed[slot]:
             return tables.computed[slot]
-        kept = pos >= tables.compacted_at[slot] and cut_off(
-            self._parts, self._ledger, slot, tables.computed[slot] - pos
+        kept = (
+            (self._compactions is None or not self._compactions.begun(slot))
+            and pos >= tables.compacted_at[slot]
+            and cut_off(self._parts, self._ledger, slot, tables.computed[slot] - pos)
         )
+        if self._compactions is not None:
+            self._compactions.forget(slot)
         if not kept:
             pos = 0
             self._drop(slot)
@@ -255,6 +264,8 @@ class PagedCache:
         self._pool.drop(self._tables.used(slot))
         if self._packed is not None:
             self._packed.pool.drop(self._packed.groups.used(slot))
+        if self._compactions is not None:
+            self._compactions.forget(slot)
         self._clear(slot)
 
     # What the executor sees
@@ -276,17 +287,26 @@ class PagedCache:
             if start < tables.prompt_len[slot] and not tables.compacted_at[slot]:
                 remember(self._parts, slot, self._keys[slot])
 
-    def compress(self, slots: Seq[int]) -> None:
-        """Compact those of the slots whose time has come, and pack the cells of others."""
-        tables = self._tables
+    def compress(self, slots: Seq[int], seconds: float | None = None) -> None:
+        """Compact those of the slots whose time has come, and pack the cells of others.
+
+        With `seconds`, slots that wait already come first, and what would make the call last longer
+        waits for the next one, unless no other slot is there to be held up.
+        """
+        tables, compactions = self._tables, self._compactions
         for slot in slots:
-            if self._compactor is not None and tables.computed[slot] >= tables.point[slot]:
-                start = time.perf_counter()
-                self._evicted += self._compactor.compact(slot)
-                self._compacting += time.perf_counter() - start
-                self._points.renew(slot)
+            if compactions is not None and tables.computed[slot] >= tables.point[slot]:
+                compactions.add(slot)
             elif self._packed is not None and tables.computed[slot] >= self._packed.groups.at[slot]:
                 self._pack(slot, self._packed)
+        if compactions is not None and seconds is None:
+            compactions.work(slots)
+        elif compactions is not None:
+            compactions.work(seconds=seconds if len(self._ledger.live) > 1 else None)
+
+    def failure(self, slot: int) -> str | None:
+        """Why the slot's cells are good for nothing, if a compaction failed."""
+        return None if self._compactions is None else self._compactions.failure(slot)
 
     def _pack(self, slot: int, packed: PackedParts) -> None:
         tables = self._tables
@@ -299,7 +319,7 @@ class PagedCache:
     # For people and tests
 
     def stats(self) -> KVStats:
-        pool, sizes = self._pool, self._sizes
+        pool, sizes, done = self._pool, self._sizes, self._compactions
         other = PagePool(0) if self._packed is None else self._packed.pool
         slot_bytes = sizes.slot_bytes(self.max_len)
         side = sizes.page_side_bytes, sizes.packed_page_side_bytes
@@ -321,8 +341,8 @@ class PagedCache:
             used_side_bytes=(
                 len(self._ledger.live) * slot_bytes + pool.used * side[0] + other.used * side[1]
             ),
-            evicted_cells=self._evicted,
-            compaction_seconds=self._compacting,
+            evicted_cells=0 if done is None else done.evicted,
+            compaction_seconds=0.0 if done is None else done.seconds,
         )
 
     def computed(self, slot: int) -> int:

@@ -12,10 +12,10 @@ from torch import Tensor
 from engine.cache.format import Cells, CellStore
 from engine.cache.groups import Groups
 from engine.cache.packed_store import PackedStore
-from engine.cache.pages import Ints, PagePool
+from engine.cache.pages import PAGE, Ints, PagePool
 from engine.cache.prefix import PrefixCache
 from engine.cache.ring import QueryRing
-from engine.cache.tables import Tables
+from engine.cache.tables import Index, Tables
 from engine.kernels.packed import PACK
 
 
@@ -52,20 +52,21 @@ class Parts(NamedTuple):
         plain = self.tables.length[slot]
         return plain.copy() if self.packed is None else plain + self.packed.groups.cells(slot)
 
-    def addresses(self, slot: int, layer: int) -> tuple[NDArray[np.int64], Ints]:
-        """Each head's cells in order, [H, N], any cell past its own; and its packed ones [H]."""
-        tables, length = self.tables, self.tables.length[slot, layer]
+    def addresses(self, slot: int, layers: Index | int) -> tuple[NDArray[np.int64], Ints]:
+        """Of some layers [S], or of one: each head's cells in order, [S, H, N], any cell past its
+        own; and its packed ones [S, H]."""
+        tables, length = self.tables, self.tables.length[slot, layers]
         packed = np.zeros_like(length)
         if self.packed is not None:
             groups = self.packed.groups
-            packed = groups.cells(slot)[layer]
-        heads = np.arange(len(length))[:, None]
-        index = np.arange(int((packed + length).max())) - packed[:, None]  # of the plain ones
-        plain = tables.layer_cells(slot, layer, heads, index.clip(0, tables.width * 16 - 1))
+            packed = groups.cells(slot)[layers]
+        heads, at = np.arange(length.shape[-1])[:, None], np.asarray(layers)[..., None, None]
+        index = np.arange(int((packed + length).max())) - packed[..., None]  # of the plain ones
+        plain = tables.layer_cells(slot, at, heads, index.clip(0, tables.width * PAGE - 1))
         found = plain + self.plain_base
         if self.packed is not None:
-            inside = np.arange(PACK) < groups.fill[slot, layer][..., None]  # [H, G, 64]
-            pages = groups.table[slot, layer].astype(np.int64)[..., None] * PACK
+            inside = np.arange(PACK) < groups.fill[slot, layers][..., None]  # [S, H, G, 64]
+            pages = groups.table[slot, layers].astype(np.int64)[..., None] * PACK
             found[index < 0] = (pages + np.arange(PACK))[inside]
         return found, packed
 

@@ -34,6 +34,11 @@ class KVPolicy(ABC):
     (`keeps_prompt`), or cached whole, and the policy is first asked at its last token. `bounded` is
     false where the peak grows with the output: then admission promises the need of the tokens so
     far, and running out preempts.
+
+    `by_utility`: whether `compact` reads utilities; where the allocation doesn't either, they are
+    zeros. `cells_at_once`: how many cells of all heads a view holds at most, unless one layer has
+    more. The more a policy does with each, the fewer: a view is compacted in one go, and other
+    streams wait for it.
     """
 
     queries: int = 0
@@ -41,6 +46,8 @@ class KVPolicy(ABC):
     streams_prompt: bool = False
     keeps_prompt: bool = False
     bounded: bool = True
+    by_utility: bool = True
+    cells_at_once: int = 2**14
 
     def remembers(self, budget: int, window: int) -> int:
         """How many last post-RoPE queries the view needs."""

@@ -55,14 +55,17 @@ def window_attention(
     if causal:
         seen = seen & (view.pos[:, :, None] <= view.query_pos[:, None, :, None])  # [S, H, W, N]
     exists = (view.query_pos >= 0).float()
-    share = (exists / exists.sum(-1, keepdim=True).clamp(min=1))[:, None, None]  # [S, 1, 1, W]
+    share = exists / exists.sum(-1, keepdim=True).clamp(min=1)  # [S, W]
+    share = share[:, None] * seen.any(-1)  # [S, H, W]
     logits = head_logits(view.queries, view.k)  # [S, H, G, W, N]
     if group == "softmax":
-        weights = attention(logits, seen.unsqueeze(2)).flatten(2, 3)
-        share = share.repeat(1, 1, 1, logits.shape[2]) / logits.shape[2]
+        count = logits.shape[2]
+        share, seen = share.repeat(1, 1, count) / count, seen.unsqueeze(2)
     else:
-        weights = attention(logits.amax(2) if group == "max" else logits.mean(2), seen)
-    return (share @ weights)[:, :, 0]
+        logits = logits.amax(2) if group == "max" else logits.mean(2)
+    logits.masked_fill_(~seen, torch.finfo(logits.dtype).min)
+    weights = logits.softmax(-1).view(*share.shape, -1)  # [S, H, (G) W, N]
+    return (share[:, :, None] @ weights)[:, :, 0]
 
 
 def older(view: LayerView, recent: Tensor | int) -> Tensor:
@@ -90,14 +93,14 @@ def redundancy(k: Tensor, valid: Tensor, threshold: float | None) -> Tensor:
     """
     keys = F.normalize(k.float(), dim=-1) * valid[..., None]
     cells = keys.shape[2]
-    index = torch.arange(cells, device=k.device, dtype=torch.float32)
+    index = torch.arange(cells, device=k.device)
+    small = index.to(torch.int16 if cells < 2**15 else torch.int32)
     total = torch.zeros_like(keys[..., 0])
     for start in range(0, cells, _ROWS):
         alike = keys[:, :, start : start + _ROWS] @ keys.mT  # [S, H, R, N]
-        own = index[start : start + _ROWS, None]
-        alike.masked_fill_(index == own, 0.0)
+        alike.diagonal(start, -2, -1).zero_()
         if threshold is not None:
-            newest = torch.where(alike > threshold, index, 0.0).amax(-1, keepdim=True)
+            newest = torch.where(alike > threshold, small, 0).amax(-1, keepdim=True)
             alike.scatter_(-1, newest.long(), 0.0)
         total += alike.sum(2)
     return attention(total / valid.sum(-1, keepdim=True).clamp(min=1), valid)

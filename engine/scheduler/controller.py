@@ -180,6 +180,9 @@ class Capacity(Protocol):
     def reserve(self, seq: Sequence, slot: int, tokens: int) -> int:
         """How many of the next tokens may run now: pages, and never across the next compaction."""
 
+    def busy(self, slot: int) -> bool:
+        """Whether the slot waits for a compaction: `reserve` would do what is left of it."""
+
     def fork(self, slot: int, child: Sequence, spare: int = 0) -> int | None:
         """A slot for the child that shares every page; None if its peak finds no room.
 

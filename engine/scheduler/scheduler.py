@@ -16,7 +16,7 @@ from engine.scheduler.branches import fork_pending, give_way
 from engine.scheduler.check import check
 from engine.scheduler.controller import Capacity, Controller
 from engine.scheduler.line import Line
-from engine.scheduler.rows import collect, given, groups
+from engine.scheduler.rows import Wanted, collect, given, groups
 from engine.scheduler.slots import Slots
 from engine.scheduler.stop import StopRules
 from engine.scheduler.thoughts import Thoughts
@@ -174,13 +174,18 @@ class Scheduler:
         self._end((pending + homeless)[0], Finish("length"))
 
     def _batches(self) -> list[Batch]:
-        wanted: dict[Role, list[tuple[Track, int]]] = {}
+        wanted: dict[Role, Wanted] = {}
+        busy: dict[Role, Wanted] = {}
         for track in self._members():
             for role, target in track.targets():
                 missing = target - track.seq.computed.get(role, target)
                 if missing > 0:
-                    wanted.setdefault(role, []).append((track, missing))
+                    where = busy if self._slots.busy(track.seq, role) else wanted
+                    where.setdefault(role, []).append((track, missing))
         rows = {role: self._fill(role, tracks) for role, tracks in wanted.items()}
+        for role, tracks in busy.items():
+            if not rows.get(role):  # then nobody is held up by the first of them
+                rows[role] = self._fill(role, tracks[:1])
         # some may have given way to others after their rows were made
         batches = []
         for role, made in rows.items():
@@ -189,7 +194,7 @@ class Scheduler:
                 batches.append(Batch(role, live, self._needs))
         return batches
 
-    def _fill(self, role: Role, wanted: list[tuple[Track, int]]) -> list[Row]:
+    def _fill(self, role: Role, wanted: Wanted) -> list[Row]:
         """Rows for one role, as far as its tokens of a step go; a group shares what is left."""
         rest, rows = self._max_batched_tokens, []
         for group in groups(wanted):

@@ -42,6 +42,10 @@ class Slots:
             seq.cached_tokens = seq.computed[role]
         return True
 
+    def busy(self, seq: Sequence, role: Role) -> bool:
+        """Whether its cache is being compacted, while others go on."""
+        return role in seq.slots and self.capacity[role].busy(seq.slots[role])
+
     def hold(self, seq: Sequence, role: Role) -> None:
         """A slot of one role that it has come to use, if there is one."""
         if role not in seq.slots:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.cache import compact, policies
+from engine.cache import policies
 from engine.cache.allocation import Allocation
 from engine.cache.allocations.adakv import AdaKV
 from engine.cache.allocations.reasonalloc import ReasonAlloc
@@ -183,8 +183,8 @@ def test_layers_together_hold_what_each_would_alone(
     shape = SHAPE._replace(layers=4)
     spec = KVSpec(policy=policy, budget_tokens=24, window=32, allocation=allocation)
     caches = []
-    for at_once in (compact._CELLS_AT_ONCE, 1):  # a view of one cell holds one layer
-        monkeypatch.setattr(compact, "_CELLS_AT_ONCE", at_once)
+    for at_once in (policy.cells_at_once, 1):  # a view of one cell holds one layer
+        monkeypatch.setattr(type(policy), "cells_at_once", at_once)
         cache = make_cache(spec, shape=shape, pages=256, max_len=240)
         seq = make_seq(range(200), 50)
         slot = cache.admit(seq).slot  # type: ignore[union-attr]

@@ -79,6 +79,7 @@ class FakeCapacity:
     cut: int | None = None  # compaction points: rows never cross a multiple
     prefix: int = 0  # cells that an admission finds in the prefix cache
     born: int = 0
+    waiting: set[int] = field(default_factory=set)  # slots that are being compacted
 
     @property
     def free(self) -> int:
@@ -108,6 +109,7 @@ class FakeCapacity:
     def reserve(self, seq: Sequence, slot: int, tokens: int) -> int:
         cells, table = self.slots[slot], self.tables[slot]
         assert seq.tokens[: len(cells)] == cells, "stale cells"
+        self.waiting.discard(slot)
         if self.cut is not None:
             tokens = min(tokens, self.cut - len(cells) % self.cut)
         if len(cells) % self.page and self.refs[table[-1]] > 1:  # copy on write
@@ -120,6 +122,9 @@ class FakeCapacity:
         while tokens > 0 and len(table) * self.page < len(cells) + tokens:
             table.append(self._new())
         return max(0, tokens)
+
+    def busy(self, slot: int) -> bool:
+        return slot in self.waiting
 
     def run(self, row: Row, slot: int) -> None:
         """What an executor does: the row's tokens become cells."""
@@ -154,6 +159,7 @@ class FakeCapacity:
 
     def release(self, slot: int) -> None:
         del self.slots[slot]
+        self.waiting.discard(slot)
         self._unref(self.tables.pop(slot), 0)
 
     def check(self) -> None:

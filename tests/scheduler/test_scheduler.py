@@ -276,3 +276,21 @@ def test_the_fake_pool_counts() -> None:
     pool = FakeCapacity(2)
     assert pool.refuses(7) is None
     assert pool.refuses(8) is not None
+
+
+def test_a_sequence_that_is_being_compacted_waits_while_others_run() -> None:
+    rig = Rig(endless)
+    first, *_ = rig.add("aa", id="a", max_tokens=6)
+    second, *_ = rig.add("aa", id="b", max_tokens=6)
+    rig.step()
+    waiting = rig.capacity["main"].waiting
+    waiting.add(first.slots["main"])
+    rig.step()
+    assert set(counts(rig)[-1]) == {"b"}
+    waiting.add(second.slots["main"])  # both: then the first goes on, which nobody waits for
+    rig.step()
+    assert set(counts(rig)[-1]) == {"a"}
+    waiting.clear()
+    rig.step()
+    assert set(counts(rig)[-1]) == {"a", "b"}
+    rig.finish()

@@ -29,6 +29,10 @@ class Pyramid(Allocation):
         checks.at_least(1, beta=self.beta)
         checks.at_least(0, recent=self.recent)
 
+    @property
+    def by_utility(self) -> bool:
+        return False
+
     def layer_budgets(self, shape: KVShape, budget: int) -> list[int]:
         even = min(self.recent, budget // 2)
         last = (budget - even) / self.beta

@@ -55,6 +55,10 @@ class ReasonAlloc(Allocation):
         if self.demand is not None and min(self.demand, default=0) <= 0:
             raise ValueError(f"demand must be positive numbers, one a layer, not {self.demand}")
 
+    @property
+    def by_utility(self) -> bool:
+        return self.heads
+
     def measured(self, model: Path) -> Allocation:
         if not self.layers or self.demand is not None:
             return self

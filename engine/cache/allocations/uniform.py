@@ -15,6 +15,10 @@ from engine.cache.view import KVShape
 class Uniform(Allocation):
     """The same for all."""
 
+    @property
+    def by_utility(self) -> bool:
+        return False
+
     def layer_budgets(self, shape: KVShape, budget: int) -> list[int]:
         return [budget] * shape.layers
 

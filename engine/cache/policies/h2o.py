@@ -28,6 +28,8 @@ class H2O(ScorePolicy):
     sinks: int | None = None
     recent: int | None = None
 
+    cells_at_once = 2**13
+
     def __post_init__(self) -> None:
         checks.at_least(1, queries=self.queries)
 

@@ -47,6 +47,8 @@ class RKV(ScorePolicy):
     sinks: int | None = None
     recent: int | None = None
 
+    cells_at_once = 2**12  # each is compared with each
+
     def __post_init__(self) -> None:
         checks.at_least(1, queries=self.queries)
         checks.share(mix=self.mix)

@@ -44,6 +44,8 @@ class VaSE(ScorePolicy):
     sinks: int | None = None
     recent: int | None = None
 
+    cells_at_once = 2**13
+
     def __post_init__(self) -> None:
         checks.one_of(("attnv", "dkv"), variant=self.variant)
         checks.share(large=self.large)
