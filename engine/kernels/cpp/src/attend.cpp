@@ -55,8 +55,8 @@ class Plan {
         for (int32_t end = rows.first[r + 1]; end > rows.first[r];) {
           const int32_t begin = end - rows.first[r] < size ? rows.first[r] : end - size;
           const int64_t at = begin * stride + int64_t{h} * group_ * dim_;
-          AttendTask task = {&cells,      table,  held,   packed,           fills,  groups,   0,
-                             splits, end - begin, group_, rows.pos + begin, q + at, out + at, stride};
+          AttendTask task = {&cells, table, held, packed, fills, groups, 0, splits, end - begin,
+                             group_, rows.pos + begin, q + at, out + at, stride};
           add(task);
           end = begin;
         }

@@ -55,8 +55,9 @@ class Plan {
 
   // The rows as attention takes them, after `append` of the layer.
   taut_rows rows() const {
-    return {rows_,    shape_.kv_heads, first_,       pos_,        step_.table, table_at_,   step_.width,
-            lengths_, length_at_,      step_.packed, step_.fills, group_at_,   step_.groups};
+    return {rows_,        shape_.kv_heads, first_,    pos_,        step_.table,
+            table_at_,    step_.width,     lengths_,  length_at_,  step_.packed,
+            step_.fills,  group_at_,       step_.groups};
   }
 
  private:

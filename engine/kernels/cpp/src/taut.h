@@ -136,8 +136,8 @@ typedef struct {
 
 // q [tokens, q_heads, dim] -> out, alike; scale 1 / sqrt(dim). A query sees a cell of its kv head
 // that is held and whose position is at most its own; one that sees nothing gets zeros. Cells that
-// aren't held may hold anything, NaN too. Cells are read in fixed splits joined in order, a packed page
-// being one: a query's result has the same bits whatever runs beside it.
+// aren't held may hold anything, NaN too. Cells are read in fixed splits joined in order, a packed
+// page being one: a query's result has the same bits whatever runs beside it.
 TAUT_API int32_t taut_attend(taut_context *context, const taut_cells *cells, const taut_rows *rows,
                              int32_t q_heads, const float *q, float *out);
 

@@ -1,5 +1,5 @@
-// Packed pages: codes of a split's cells to floats, in registers for few rows of queries, and for more
-// in memory to work in, once for all of them.
+// Packed pages: codes of a split's cells to floats, in registers for few rows of queries, and for
+// more in memory to work in, once for all of them.
 #pragma once
 
 #include "attend_split.h"
@@ -68,7 +68,7 @@ static inline const uint8_t *next_keys(const AttendTask &task, int32_t group, in
   return packed_codes(pool, pool.k, task.packed[next], dim);
 }
 
-// The `group`-th packed page; its values come with unpack_packed.
+// The `group`-th packed page, but for its values: unpack_packed gives them.
 static inline void look_packed(const AttendTask &task, int32_t group, int32_t latest, Split *out) {
   const taut_packed &pool = *task.cells->packed;
   const int32_t held = task.fills[group];
@@ -130,8 +130,8 @@ constexpr int kCodeRows = 2 * kTileRows;
 // Logits of R rows, from a packed page's codes: the same sums as those of turned keys. Fetches the
 // bytes of 64 values at `ahead` for a channel.
 template <int bits, int R>
-void code_logit_tile(const uint8_t *codes, const float *grids, const float *q, int dim, float *logits,
-                 const uint8_t *ahead) {
+void code_logit_tile(const uint8_t *codes, const float *grids, const float *q, int dim,
+                     float *logits, const uint8_t *ahead) {
   F32 sums[R][4];
   for (int r = 0; r < R; ++r) {
     for (int p = 0; p < 4; ++p) sums[r][p] = zero();
@@ -162,7 +162,7 @@ inline void add_cell(const Levels<bits> &levels, const I32 *four, const float *w
   }
 }
 
-// Joins R rows' outputs, over N registers of channels that share a grid, with those of `cells` cells.
+// Joins R rows' outputs, over N registers of channels that share a grid, with those of some cells.
 template <int bits, int R, int N>
 void code_value_tile(const uint8_t *codes, const float *steps, const float *least, int cells,
                      int dim, int first, const Work &work, float *out, const uint8_t *ahead) {
