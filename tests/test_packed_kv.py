@@ -53,7 +53,7 @@ def test_tokens_are_those_of_the_reference_but_for_near_ties(
         pairs = zip(ours, tokens[1][id], strict=True)
         same = next((n for n, (a, b) in enumerate(pairs) if a != b), len(ours))
         native, truth = (tape.stacked(id)[: same + 1] for tape in tapes)
-        # A number may round to the neighbouring code. Tokens that change places are a near-tie then:
+        # A number may round to the next code. Tokens that change places are a near-tie then:
         # each run chose its best, so they are within twice the gap of each other in both.
         gap = (native - truth).abs().max()
         assert gap < 0.02 * truth.abs().max(), f"{id}: apart before token {same}"
