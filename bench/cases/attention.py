@@ -110,7 +110,7 @@ def _pool(shape: Shape, pages: int, empty: Tensor, rng: torch.Generator) -> Tens
     return pool.masked_fill_(empty[..., None], torch.nan)
 
 
-def _work(shape: Shape, given: Inputs) -> tuple[float, float]:
+def work(shape: Shape, given: Inputs) -> tuple[float, float]:
     """Operations and bytes of one layer, as far as they can't be spared."""
     held = float(given.lengths[0].sum())
     unseen = shape.batch * shape.heads * shape.queries * (shape.queries - 1) / 2
@@ -127,7 +127,7 @@ def _case(shape: Shape, timed: bool = False) -> Case:
         return Trial(
             lambda: [native(*given.layer(next(ours)))],  # type: ignore[arg-type]
             lambda: [attend(*finite.layer(next(theirs)))],  # type: ignore[arg-type]
-            *_work(shape, given),
+            *work(shape, given),
         )
 
     return Case("attend", str(shape), make, BOUND, timed)
@@ -206,12 +206,16 @@ _ODD = (
     Shape(1, 200, 2, 1, 112, 500),
 )
 
-_SMOLLM2, _QWEN2 = (3, 3, 64), (2, 7, 64)
+SMOLLM2, QWEN2 = (3, 3, 64), (2, 7, 64)
+"""Heads, group and dimensions."""
+
+SIZES = ((1, 1, 2048, 24), (32, 1, 256, 8), (1, 512, 2048, 1))
+"""Batch, queries, cells and layers of timed cases."""
 
 _TIMED = tuple(
     Shape(batch, queries, *model, cells, dtype, even=True, layers=layers)
-    for model in (_SMOLLM2, _QWEN2)
-    for batch, queries, cells, layers in ((1, 1, 2048, 24), (32, 1, 256, 8), (1, 512, 2048, 1))
+    for model in (SMOLLM2, QWEN2)
+    for batch, queries, cells, layers in SIZES
     for dtype in (F32, BF16)
 )
 

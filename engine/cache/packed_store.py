@@ -36,7 +36,7 @@ class PackedStore:
         self.k = zeros((pages, size), torch.uint8, device)
         self.k_grid = zeros((pages, 2, head_dim), torch.float16, device)
         self.v = zeros((pages, size), torch.uint8, device)
-        self.v_grid = zeros((pages, 2, PACK, runs), torch.float16, device)
+        self.v_grid = zeros((pages, 2, runs, PACK), torch.float16, device)
         self.pos = zeros((pages, PACK), torch.int32, device)
         self.bias = zeros((pages, PACK), torch.float32, device) if bias else None
 
@@ -65,7 +65,7 @@ class PackedStore:
             keys_of_codes(k.gather(1, index.expand_as(k)), self.bits),
             self.k_grid[pages],
             values_of_codes(v.gather(1, index.expand_as(v)), self.bits),
-            grid.gather(2, index[:, None].expand_as(grid)),
+            grid.gather(3, order[:, None, None].expand_as(grid)),
         )
 
     def write_codes(self, pages: Tensor, parts: tuple[Tensor, ...]) -> None:

@@ -11,7 +11,7 @@ A byte's low bits come first. Codes lie so that sixteen lanes unpack without a s
 | codes of keys   | [D, 16, 4]   | channel d, lane l: codes of cells l, 16 + l, 32 + l, 48 + l |
 | codes of values | [16, D, 4]   | quad q, channel d: codes of cells 4q to 4q + 3              |
 | grids of keys   | [2, D]       | steps, then minima                                          |
-| grids of values | [2, 64, D/C] | the same; C channels share one                              |
+| grids of values | [2, D/C, 64] | the same; C channels share one                              |
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class PackedCells(NamedTuple):
     k: Tensor  # [pages, D * 8 * bits] uint8 codes
     k_grid: Tensor  # [pages, 2, D] float16
     v: Tensor  # [pages, D * 8 * bits] uint8 codes
-    v_grid: Tensor  # [pages, 2, 64, D / C] float16
+    v_grid: Tensor  # [pages, 2, D / C, 64] float16
     pos: Tensor  # [pages, 64] int32
     bias: Tensor | None  # [pages, 64] float32
     table: Tensor  # [B, H, G] int32 page ids; any page where the fill is 0
-    fill: Tensor  # [B, H, G] int32: a page's first so many cells are the head's
+    fill: Tensor  # [B, H, G] int32: a page's first so many cells are the head's; 0 past its last
 
     @property
     def bits(self) -> int:
@@ -67,13 +67,14 @@ def pack_keys(k: Tensor, count: Tensor, bits: int) -> tuple[Tensor, Tensor]:
 
 
 def pack_values(v: Tensor, count: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """v [n, 64, D] -> codes [n, D * 8 * bits] uint8 and grids [n, 2, 64, D / C] float16."""
+    """v [n, 64, D] -> codes [n, D * 8 * bits] uint8 and grids [n, 2, D / C, 64] float16."""
     v = _filled(v, count)
     width = value_channels(v.shape[2])
-    runs = v.view(*v.shape[:2], v.shape[2] // width, width)  # [n, 64, D / C, C]
-    grid = _grid(runs.amin(3), runs.amax(3), bits)  # [n, 2, 64, D / C]
-    step, least = grid.float()[..., None].unbind(1)  # [n, 64, D / C, 1]
-    return values_of_codes(_codes(runs, step, least, bits).flatten(2), bits), grid
+    runs = v.view(*v.shape[:2], v.shape[2] // width, width).transpose(1, 2)  # [n, D / C, 64, C]
+    grid = _grid(runs.amin(3), runs.amax(3), bits)  # [n, 2, D / C, 64]
+    step, least = grid.float()[..., None].unbind(1)  # [n, D / C, 64, 1]
+    codes = _codes(runs, step, least, bits).transpose(1, 2).flatten(2)
+    return values_of_codes(codes, bits), grid
 
 
 def unpack_keys(packed: Tensor, grid: Tensor, bits: int) -> Tensor:
@@ -83,10 +84,10 @@ def unpack_keys(packed: Tensor, grid: Tensor, bits: int) -> Tensor:
 
 
 def unpack_values(packed: Tensor, grid: Tensor, bits: int) -> Tensor:
-    """Codes [n, D * 8 * bits] and grids [n, 2, 64, D / C] -> [n, 64, D] float32."""
-    step, least = grid.float()[..., None].unbind(1)  # [n, 64, D / C, 1]
+    """Codes [n, D * 8 * bits] and grids [n, 2, D / C, 64] -> [n, 64, D] float32."""
+    step, least = grid.mT.float()[..., None].unbind(1)  # [n, 64, D / C, 1]
     codes = codes_of_values(packed, bits).float()
-    codes = codes.view(*codes.shape[:2], grid.shape[3], codes.shape[2] // grid.shape[3])
+    codes = codes.view(*codes.shape[:2], grid.shape[2], codes.shape[2] // grid.shape[2])
     return codes.mul_(step).add_(least).flatten(2)
 
 

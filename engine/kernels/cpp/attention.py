@@ -1,4 +1,4 @@
-"""Native paged attention: float32 queries over float32 or bfloat16 cells."""
+"""Native paged attention: float32 queries over float32, bfloat16 or packed cells."""
 
 from __future__ import annotations
 
@@ -10,8 +10,17 @@ from torch import Tensor
 
 from engine.kernels.attention import ATTENTION, AttentionSpec
 from engine.kernels.cpp import library
-from engine.kernels.cpp.cells import FORMATS, PAGE, Cells, Rows, check, point_at_pools
-from engine.kernels.packed import PackedCells
+from engine.kernels.cpp.cells import (
+    FORMATS,
+    PAGE,
+    Cells,
+    Packed,
+    Rows,
+    check,
+    point_at_packed,
+    point_at_pools,
+)
+from engine.kernels.packed import BITS, PackedCells
 
 MAX_DIM = 256
 
@@ -25,8 +34,8 @@ def refuses(spec: AttentionSpec) -> str | None:
         return (
             f"reads float32 and bfloat16 cells, not {str(spec.cell_dtype).removeprefix('torch.')}"
         )
-    if spec.bits:
-        return f"reads no packed cells, such as these of {spec.bits} bits"
+    if spec.bits and spec.bits not in BITS:
+        return f"reads packed cells of 2, 4 and 8 bits, not of {spec.bits}"
     if spec.head_dim % 16 or not 16 <= spec.head_dim <= MAX_DIM:
         return f"head_dim must be a multiple of 16 of at most {MAX_DIM}, not {spec.head_dim}"
     return library.missing()
@@ -49,7 +58,7 @@ class NativeAttend:
         pointer = ctypes.c_void_p
         self._call.argtypes = [pointer, pointer, pointer, ctypes.c_int32, pointer, pointer]
         self._context = context.handle
-        self._cells, self._rows = Cells(), Rows()
+        self._cells, self._rows, self._packed = Cells(), Rows(), Packed()
         self._at = ctypes.addressof(self._cells), ctypes.addressof(self._rows)
 
     def __call__(
@@ -65,7 +74,6 @@ class NativeAttend:
         packed: PackedCells | None = None,
     ) -> Tensor:
         """See engine.kernels.attention.attend; cells that aren't held may hold anything."""
-        assert packed is None, "refused"
         batch, queries, q_heads, dim = q.shape
         _, heads, width = table.shape
         pages = k_pool.shape[0]
@@ -77,21 +85,35 @@ class NativeAttend:
         cells.bias = None
         if bias_pool is not None:
             cells.bias = check("bias_pool", bias_pool, torch.float32, pages, PAGE).data_ptr()
-        first, table_at, length_at = _equal_rows(batch, queries, heads, width)
+        first = _starts(batch, queries).int()
         rows.rows, rows.heads, rows.width = batch, heads, width
         rows.first = first.data_ptr()
         rows.pos = check("q_pos", q_pos, int32, batch, queries).data_ptr()
         rows.table = check("table", table, int32, batch, heads, width).data_ptr()
-        rows.table_at, rows.length_at = table_at.data_ptr(), length_at.data_ptr()
+        rows.table_at = _starts(batch, heads * width).data_ptr()
+        rows.length_at = _starts(batch, heads).data_ptr()
         rows.lengths = check("lengths", lengths, int32, batch, heads).data_ptr()
+        cells.packed = None
+        if packed is not None:
+            table, fill = packed.table.contiguous(), packed.fill.contiguous()
+            self._point_at_packed(packed._replace(table=table, fill=fill), batch, heads, dim)
         address = check("q", q, torch.float32, batch, queries, q_heads, dim).data_ptr()
         if self._call(self._context, *self._at, q_heads, address, out.data_ptr()):
             raise MemoryError("no memory for attention to work in")
         return out
 
+    def _point_at_packed(self, packed: PackedCells, batch: int, heads: int, dim: int) -> None:
+        rows, groups = self._rows, packed.table.shape[2]
+        point_at_packed(self._packed, packed, dim)
+        self._cells.packed = ctypes.addressof(self._packed)
+        shape = batch, heads, groups
+        rows.packed = check("packed table", packed.table, torch.int32, *shape).data_ptr()
+        rows.fills = check("packed fill", packed.fill, torch.int32, *shape).data_ptr()
+        rows.group_at = _starts(batch, heads * groups).data_ptr()
+        rows.groups = groups
+
 
 @lru_cache(maxsize=64)
-def _equal_rows(batch: int, queries: int, heads: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Where rows of `queries` tokens each begin: tokens, tables, lengths."""
-    row = torch.arange(batch + 1)
-    return (row * queries).int(), row * (heads * width), row * heads
+def _starts(rows: int, each: int) -> Tensor:
+    """Where rows of so many elements each begin, and the last one ends: [rows + 1] int64."""
+    return torch.arange(rows + 1) * each

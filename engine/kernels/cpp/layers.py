@@ -11,9 +11,10 @@ from torch import Tensor
 
 from engine.kernels.cpp import library
 from engine.kernels.cpp.attention import MAX_DIM
-from engine.kernels.cpp.cells import Cells, point_at_pools
+from engine.kernels.cpp.cells import Cells, Packed, check, point_at_packed, point_at_pools
 from engine.kernels.cpp.linear import NativeLinear
 from engine.kernels.layers import LAYERS, Layer, LayersShape, LayersSpec, StepCells, StepKV
+from engine.kernels.packed import BITS, PackedCells
 
 _int, _long, _pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 
@@ -53,8 +54,11 @@ class _Step(ctypes.Structure):
         ("pos", _pointer),
         ("table", _pointer),
         ("lengths", _pointer),
+        ("packed", _pointer),
+        ("fills", _pointer),
         ("layers", _int),
         ("width", _long),
+        ("groups", _long),
         ("rows", _int),
         ("slots", _pointer),
         ("starts", _pointer),
@@ -72,8 +76,8 @@ def refuses(spec: LayersSpec) -> str | None:
         return f"takes activations of float32, not {str(spec.dtype).removeprefix('torch.')}"
     if spec.head_dim % 16 or spec.head_dim > MAX_DIM:
         return f"head_dim must be a multiple of 16 of at most {MAX_DIM}, not {spec.head_dim}"
-    if spec.bits:
-        return f"reads no packed cells, such as these of {spec.bits} bits"
+    if spec.bits and spec.bits not in BITS:
+        return f"reads packed cells of 2, 4 and 8 bits, not of {spec.bits}"
     if others := spec.linears - {"cpp"}:
         return f"some matrices are held by {', '.join(sorted(others))}"
     return library.missing()
@@ -99,7 +103,7 @@ class NativeLayers:
         )
         self._dim = shape.head_dim
         self._layers = (_Layer * len(layers))(*map(_native, layers))
-        self._step = _Step()
+        self._step, self._packed = _Step(), Packed()
         self._held = layers, norm
         self._norm = norm.data_ptr()
         self._at = tuple(map(ctypes.addressof, (self._shape, self._layers, self._step)))
@@ -124,11 +128,24 @@ class NativeLayers:
         step.rows = len(cells.slots)
         step.slots, step.starts = _address(cells.slots), _address(cells.starts)
         step.counts = _address(cells.counts)
+        step.cells.packed = None
+        if cells.packed is not None:
+            self._point_at_packed(cells.packed)
         step.ring = None
         if cells.ring is not None and cells.ring_at is not None:
             step.ring = cells.ring.data_ptr()
             step.ring_layer = cells.ring.stride(0)
             step.ring_at = _address(cells.ring_at)
+
+    def _point_at_packed(self, packed: PackedCells) -> None:
+        step = self._step
+        point_at_packed(self._packed, packed, self._dim)
+        step.cells.packed = ctypes.addressof(self._packed)
+        step.packed = check(
+            "packed table", packed.table, torch.int32, *packed.table.shape
+        ).data_ptr()
+        step.fills = check("packed fill", packed.fill, torch.int32, *packed.table.shape).data_ptr()
+        step.groups = packed.table.shape[3]
 
 
 def _address(array: np.ndarray[tuple[int, ...], np.dtype[np.signedinteger]]) -> int:

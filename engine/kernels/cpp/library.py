@@ -13,7 +13,7 @@ import torch
 
 log = logging.getLogger(__name__)
 
-ABI = 1
+ABI = 2
 """TAUT_ABI of src/taut.h."""
 
 SETS = ("portable", "avx2", "avx512", "vnni", "bf16")

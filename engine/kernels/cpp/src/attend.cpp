@@ -41,14 +41,22 @@ class Plan {
     for (int32_t r = 0; r < rows.rows; ++r) {
       for (int32_t h = 0; h < rows.heads; ++h) {
         const int32_t held = rows.lengths[rows.length_at[r] + h];
-        const int32_t splits = (held + taut::kSplit - 1) / taut::kSplit;
         const int32_t *table = rows.table + rows.table_at[r] + h * rows.width;
+        const int32_t *packed = nullptr, *fills = nullptr;
+        int32_t groups = 0;
+        if (cells.packed != nullptr) {
+          const int64_t at = rows.group_at[r] + h * rows.groups;
+          packed = rows.packed + at;
+          fills = rows.fills + at;
+          while (groups < rows.groups && fills[groups] > 0) ++groups;
+        }
+        const int32_t splits = groups + (held + taut::kSplit - 1) / taut::kSplit;
         // from the last block on, which in a causal chunk sees the most cells
         for (int32_t end = rows.first[r + 1]; end > rows.first[r];) {
           const int32_t begin = end - rows.first[r] < size ? rows.first[r] : end - size;
           const int64_t at = begin * stride + int64_t{h} * group_ * dim_;
-          AttendTask task = {&cells, table, held, 0, splits, end - begin, group_,
-                             rows.pos + begin, q + at, out + at, stride};
+          AttendTask task = {&cells, table, held, packed, fills, groups, 0, splits, end - begin,
+                             group_, rows.pos + begin, q + at, out + at, stride};
           add(task);
           end = begin;
         }

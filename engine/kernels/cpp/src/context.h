@@ -14,6 +14,7 @@ enum Purpose {
   kRowLengths,
   kRowTables,
   kRowLengthAt,
+  kRowGroups,
   kTokenPos,
   kTokenCells,
   kNormed,

@@ -19,6 +19,7 @@ class Plan {
     lengths_ = context->scratch<int32_t>(kRowLengths, std::size_t(rows_) * shape.kv_heads);
     table_at_ = context->scratch<int64_t>(kRowTables, rows_);
     length_at_ = context->scratch<int64_t>(kRowLengthAt, rows_);
+    group_at_ = context->scratch<int64_t>(kRowGroups, rows_);
     at_ = context->scratch<int64_t>(kTokenCells, std::size_t(tokens()) * shape.kv_heads);
     for (int32_t r = 0; r < rows_; ++r) {
       length_at_[r] = int64_t{r} * shape.kv_heads;
@@ -36,6 +37,7 @@ class Plan {
     for (int32_t r = 0; r < rows_; ++r) {
       const int64_t row = (step_.slots[r] * step_.layers + layer) * heads;
       table_at_[r] = row * step_.width;
+      group_at_[r] = row * step_.groups;
       for (int32_t h = 0; h < heads; ++h) {
         const int32_t held = step_.lengths[row + h];
         const int32_t *pages = step_.table + table_at_[r] + h * step_.width;
@@ -53,8 +55,9 @@ class Plan {
 
   // The rows as attention takes them, after `append` of the layer.
   taut_rows rows() const {
-    return {rows_,     shape_.kv_heads, first_,   pos_,      step_.table,
-            table_at_, step_.width,     lengths_, length_at_};
+    return {rows_,        shape_.kv_heads, first_,    pos_,        step_.table,
+            table_at_,    step_.width,     lengths_,  length_at_,  step_.packed,
+            step_.fills,  group_at_,       step_.groups};
   }
 
  private:
@@ -68,6 +71,7 @@ class Plan {
   int32_t *lengths_;
   int64_t *table_at_;
   int64_t *length_at_;
+  int64_t *group_at_;
   int64_t *at_;
 };
 

@@ -13,7 +13,7 @@
 #endif
 
 // Goes up with every change of this file: library.py refuses a library with another number.
-#define TAUT_ABI 1
+#define TAUT_ABI 2
 
 TAUT_API int32_t taut_abi(void);
 
@@ -89,6 +89,19 @@ TAUT_API int32_t taut_matmul(taut_context *context, const taut_weight *weight, c
 
 // -- cells ----------------------------------------------------------------------------------------
 
+// Pools of packed pages, of 64 cells each: codes of 2, 4 or 8 bits and their grids in float16, as
+// engine/kernels/packed.py has them. Positions [pages, 64] and biases, or null, as below.
+typedef struct {
+  const uint8_t *k;        // [pages, dim, 16] times four codes
+  const uint16_t *k_grid;  // [pages, 2, dim]
+  const uint8_t *v;        // [pages, 16, dim] times four codes
+  const uint16_t *v_grid;  // [pages, 2, runs, 64]
+  const int32_t *pos;
+  const float *bias;
+  int32_t bits;
+  int32_t runs;  // of channels whose values share a grid: as many to each, a multiple of 16
+} taut_packed;
+
 // The pools: K and V [pages, 16, dim] of F32 or BF16, positions [pages, 16], and what is added to a
 // cell's logit [pages, 16], or null.
 typedef struct {
@@ -98,6 +111,7 @@ typedef struct {
   const float *bias;
   int32_t format;
   int32_t dim;
+  const taut_packed *packed;  // or null: there are none
 } taut_cells;
 
 // Which cells each of `rows` sequences has, and which tokens of this step are its own.
@@ -111,12 +125,19 @@ typedef struct {
   int64_t width;
   const int32_t *lengths;    // cells held, those of this step included: at length_at[r] + h
   const int64_t *length_at;  // [rows]
+  // Packed pages, whose cells come before those; only where taut_cells has any. Head h of row r has
+  // them from group_at[r] + h * groups on, and of each as many cells, from the first on, as `fills`
+  // has at the same place: 0 after its last page.
+  const int32_t *packed;
+  const int32_t *fills;
+  const int64_t *group_at;  // [rows]
+  int64_t groups;
 } taut_rows;
 
 // q [tokens, q_heads, dim] -> out, alike; scale 1 / sqrt(dim). A query sees a cell of its kv head
 // that is held and whose position is at most its own; one that sees nothing gets zeros. Cells that
-// aren't held may hold anything, NaN too. Cells are read in fixed splits joined in order: a query's
-// result has the same bits whatever runs beside it.
+// aren't held may hold anything, NaN too. Cells are read in fixed splits joined in order, a packed
+// page being one: a query's result has the same bits whatever runs beside it.
 TAUT_API int32_t taut_attend(taut_context *context, const taut_cells *cells, const taut_rows *rows,
                              int32_t q_heads, const float *q, float *out);
 
@@ -170,8 +191,11 @@ typedef struct {
   int32_t *pos;             // cells.pos, to be written
   const int32_t *table;     // [slots, layers, kv_heads, width]
   const int32_t *lengths;   // [slots, layers, kv_heads]
+  const int32_t *packed;    // [slots, layers, kv_heads, groups], as in taut_rows
+  const int32_t *fills;     // alike
   int32_t layers;
   int64_t width;
+  int64_t groups;
   int32_t rows;
   const int64_t *slots;     // [rows]
   const int64_t *starts;    // [rows]

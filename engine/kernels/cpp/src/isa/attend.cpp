@@ -5,6 +5,8 @@
 // the dimensions in order, every output over the cells in order: the tiles change no bit.
 #include "attend.h"
 
+#include "attend_packed.h"
+#include "attend_split.h"
 #include "cells.h"
 
 namespace taut {
@@ -13,84 +15,19 @@ namespace TAUT_SET {
 namespace {
 
 #if defined(TAUT_LANES_512)
-constexpr int kFewPages = 2;   // that a tile of rows holds sums of
-constexpr int kManyPages = 4;  // the same where there are several tiles
+constexpr int kFewPages = 2;    // that a tile of rows holds sums of, where it is the only one
 constexpr int kTileValues = 4;  // registers
 #else
 constexpr int kFewPages = 1;
-constexpr int kManyPages = 1;
 constexpr int kTileValues = 1;
 #endif
-constexpr int kTileRows = 6;
-
 constexpr float kUnseen = -1e30f;   // finite: what shows nothing leaves the sums as they are
 constexpr float kLowest = -1e29f;   // above it, so that e^(unseen - lowest) is 0
-
-template <int N>
-struct Int {
-  static constexpr int value = N;
-};
-
-// body(Int<rows of the tile>, its first row), tiles as even as they can be.
-template <typename Body>
-inline void tiles(int rows, const Body &body) {
-  const int count = (rows + kTileRows - 1) / kTileRows;
-  for (int tile = 0, first = 0; tile < count; ++tile) {
-    const int size = rows / count + (tile < rows % count);
-    switch (size) {
-      case 1: body(Int<1>(), first); break;
-      case 2: body(Int<2>(), first); break;
-      case 3: body(Int<3>(), first); break;
-      case 4: body(Int<4>(), first); break;
-      case 5: body(Int<5>(), first); break;
-      case 6: body(Int<6>(), first); break;
-    }
-    first += size;
-  }
-}
-
-// Memory to work in, of attend_work_size.
-struct Work {
-  Work(float *memory, int rows, int dim) {
-    const int64_t full = (rows + 15) / 16 * 16;
-    const auto take = [&](int64_t floats) {
-      float *piece = memory;
-      memory += floats;
-      return piece;
-    };
-    state = take(attend_state_size(rows, dim));
-    q = take(full * dim);
-    logits = take(full * kSplit);
-    peak = take(full);
-    total = take(full);
-    keep = take(full);
-    gain = take(full);
-    keys = take(int64_t{kManyPages} * kPage * dim);
-    values = take(int64_t{kSplit} * dim);
-  }
-
-  float *state;
-  float *q;              // [rows, dim], scaled
-  float *logits;         // [rows, kSplit]; then their weights
-  float *peak, *total;   // [rows], of this split
-  float *keep, *gain;    // [rows]: what the sums before it and its own are multiplied with
-  float *keys;           // [kManyPages, dim, 16]
-  float *values;         // [kSplit, dim]
-};
-
-// The cells of a split, up to the last page that any of the queries sees.
-struct Split {
-  int32_t pages;
-  int32_t cells;
-  alignas(64) int32_t pos[kSplit];  // past every query's where no cell is held
-  const char *k[kSplit / kPage + kManyPages];  // those after the split's are fetched ahead
-  const char *v[kSplit / kPage];
-  const float *bias[kSplit / kPage];
-};
 
 template <class Cells>
 void look(const AttendTask &task, int32_t split, int32_t latest, Split *out) {
   const taut_cells &cells = *task.cells;
+  split -= task.groups;
   const int32_t *table = task.table + split * (kSplit / kPage);
   const int32_t left = task.held - split * kSplit, held = left < kSplit ? left : kSplit;
   const int64_t page_bytes = int64_t{kPage} * cells.dim * Cells::kBytes;
@@ -141,19 +78,42 @@ void logit_tile(const float *q, const float *keys, int dim, float *logits,
   }
 }
 
-// The first tile fetches the values: the pages' memory is kept busy while the keys are worked on.
+// Of turned keys, for pages from `page` on. The first tile fetches their values, as in logit_tile:
+// the pages' memory is kept busy while the keys are worked on.
+template <int P>
+void turned_logits(const float *keys, int page, int rows, int dim, const Work &work,
+                   const char *const *values, int step) {
+  const char *here[P];
+  for (int p = 0; p < P; ++p) here[p] = reinterpret_cast<const char *>(keys);
+  tiles(rows, [&](auto size, int first) {
+    logit_tile<decltype(size)::value, P>(
+        work.q + first * dim, keys, dim, work.logits + first * kSplit + page * kPage,
+        first == 0 ? values : here, first == 0 ? step : 0);
+  });
+}
+
 template <class Cells, int P>
 void page_logits(const Split &split, int page, int rows, int dim, const Work &work) {
   for (int p = page; p < page + P; ++p) {
     Cells::turn(split.k[p], dim, work.keys + (p - page) * dim * kLanes, split.k[p + P]);
   }
-  const char *here[P];
-  for (int p = 0; p < P; ++p) here[p] = reinterpret_cast<const char *>(work.keys);
-  tiles(rows, [&](auto size, int first) {
-    logit_tile<decltype(size)::value, P>(
-        work.q + first * dim, work.keys, dim, work.logits + first * kSplit + page * kPage,
-        first == 0 ? split.v + page : here, first == 0 ? kPage * Cells::kBytes : 0);
-  });
+  turned_logits<P>(work.keys, page, rows, dim, work, split.v + page, kPage * Cells::kBytes);
+}
+
+// Of a packed page: for few rows from its codes, for more from its keys turned once for all.
+void packed_logits(const AttendTask &task, int32_t group, int rows, int dim, const Work &work) {
+  const taut_packed &pool = *task.cells->packed;
+  const uint8_t *values = packed_codes(pool, pool.v, task.packed[group], dim);
+  if (code_logits(task, group, rows, dim, work, values)) return;
+  turn_packed(task, group, dim, work);
+  const int step = 2 * pool.bits;  // bytes of a channel of 16 values
+  for (int page = 0; page < kPackedPage / kPage; page += kManyPages) {
+    const char *ahead[kManyPages];
+    for (int p = 0; p < kManyPages; ++p) {
+      ahead[p] = reinterpret_cast<const char *>(values) + (page + p) * dim * step;
+    }
+    turned_logits<kManyPages>(work.keys + page * dim * kLanes, page, rows, dim, work, ahead, step);
+  }
 }
 
 template <class Cells>
@@ -209,10 +169,6 @@ void join_totals(const AttendState &state, int rows, const float *peak, const fl
   }
 }
 
-inline void join(float *out, F32 added, float keep, float gain) {
-  store(out, fma(added, splat(gain), load(out) * splat(keep)));
-}
-
 template <class Cells, int R, int N>
 void value_tile(const Split &split, int dim, int at, int first, const Work &work, float *out) {
   const float *weights = work.logits + first * kSplit;
@@ -251,6 +207,13 @@ void all_values(const Split &split, int rows, int dim, const Work &work, float *
     }
     for (; at < dim; at += kLanes) value_tile<Cells, R, 1>(split, dim, at, first, work, out);
   });
+}
+
+void packed_values(const AttendTask &task, int32_t group, Split *split, int rows, int dim,
+                   const Work &work, float *out) {
+  if (code_values(task, group, split->cells, rows, dim, work, out)) return;
+  unpack_packed(task, group, dim, work, split);
+  all_values<CellsF32>(*split, rows, dim, work, out);
 }
 
 // The split's values as floats, for more rows than two tiles: each tile reads them all.
@@ -303,9 +266,18 @@ void attend_as(const AttendTask &task, float *part, float *memory) {
   }
   for (int32_t s = task.from; s < task.to; ++s) {
     Split split;
-    look<Cells>(task, s, latest, &split);
+    const bool packed = s < task.groups;
+    if (packed) {
+      look_packed(task, s, latest, &split);
+    } else {
+      look<Cells>(task, s, latest, &split);
+    }
     if (split.pages == 0) continue;
-    all_logits<Cells>(split, rows, dim, work);
+    if (packed) {
+      packed_logits(task, s, rows, dim, work);
+    } else {
+      all_logits<Cells>(split, rows, dim, work);
+    }
     // one loop after the other: a row's sum across lanes waits, the next row's logits needn't
     for (int r = 0; r < rows; ++r) {
       work.peak[r] = mask(split, task.q_pos[r / task.group], work.logits + r * kSplit);
@@ -314,7 +286,9 @@ void attend_as(const AttendTask &task, float *part, float *memory) {
       work.total[r] = weigh(split, work.peak[r], work.logits + r * kSplit);
     }
     join_totals(state, rows, work.peak, work.total, work.keep, work.gain);
-    if (Cells::kBytes < 4 && rows > 2 * kTileRows) {
+    if (packed) {
+      packed_values(task, s, &split, rows, dim, work, state.out);
+    } else if (Cells::kBytes < 4 && rows > 2 * kTileRows) {
       unpack_values<Cells>(&split, dim, work.values);
       all_values<CellsF32>(split, rows, dim, work, state.out);
     } else {
