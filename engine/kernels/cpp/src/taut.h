@@ -13,14 +13,21 @@
 #endif
 
 // Goes up with every change of this file: library.py refuses a library with another number.
-#define TAUT_ABI 1
+#define TAUT_ABI 2
 
 TAUT_API int32_t taut_abi(void);
 
 // -- contexts: threads and an instruction set ---------------------------------------------------
 
 // Instruction sets, each with all that the ones before it have.
-enum { TAUT_ISA_PORTABLE, TAUT_ISA_AVX2, TAUT_ISA_AVX512, TAUT_ISA_VNNI, TAUT_ISA_BF16 };
+enum {
+  TAUT_ISA_PORTABLE,
+  TAUT_ISA_AVX2,
+  TAUT_ISA_AVX512,
+  TAUT_ISA_VNNI,
+  TAUT_ISA_BF16,
+  TAUT_ISA_AMX  // and half floats
+};
 
 typedef struct taut_context taut_context;
 
