@@ -14,6 +14,9 @@ namespace TAUT_SET {
 namespace {
 
 constexpr int kSums = kTileRows * kPanel;  // floats of a tile of sums
+// Steps to look ahead, so that four panels fill a third of the nearest cache.
+template <int format>
+constexpr int kAhead = format == TAUT_BF16 ? 4 : 8;
 constexpr int kChunk = 6;                  // steps that are decoded at a time
 
 int steps_of(const Matmul &m) { return (m.blocks + 1) / 2; }
@@ -104,11 +107,10 @@ void one_tile(const Matmul &m, const WeightTiles<format> &weights, int panel) {
     unroll<panels>([&](auto p) TAUT_INLINE {
       constexpr int b = 6 + p.value % 2;
       const char *tile = decoded[k % 2][p.value];
+      const int ahead = k + kAhead<format>;  // of the next panels, at the end of these
+      weights.fetch(panel + p.value + (ahead < steps ? 0 : panels), ahead % steps);
       if (ready) {
         tile = weights.stored(panel + p.value) + int64_t{k} * kTileBytes;
-        for (int line = 0; line < kTileBytes; line += kLine) {
-          __builtin_prefetch(tile + line + 4 * kTileBytes);
-        }
       } else if (k + 1 < steps) {
         weights.write(panel + p.value, k + 1, decoded[(k + 1) % 2][p.value]);
       }
