@@ -11,8 +11,6 @@ import argparse
 import time
 from typing import Any, NamedTuple
 
-import torch
-
 from bench.common import (
     dataset_questions,
     environment,
@@ -21,16 +19,16 @@ from bench.common import (
     peak_rss_bytes,
     random_prompts,
     spread,
-    timed,
     write_json,
 )
+from bench.native_time import Outside, outside_of
 from bench.options import add_engine_options, add_output_option
 from bench.steps import Step, steps_of, summary
 from engine import Engine
 
 Prompts = list[list[int]]
 WARMUP_TOKENS = 8
-PROFILED_STEPS = 8
+PROFILED_STEPS = 16
 
 
 class Run(NamedTuple):
@@ -50,7 +48,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--output-len", type=int, default=256)
     parser.add_argument("--dataset-path", help='JSONL with "question"; instead of --input-len')
     parser.add_argument("--runs", type=int, default=1)
-    parser.add_argument("--profile", action="store_true", help="also time outside torch ops")
+    parser.add_argument("--profile", action="store_true", help="also time outside native code")
     return parser.parse_args()
 
 
@@ -73,23 +71,18 @@ def measure(engine: Engine, prompts: Prompts, output_len: int) -> Run:
     return Run(elapsed, len(prompts), sum(map(len, prompts)), made, steps)
 
 
-def time_outside_ops(engine: Engine, prompts: Prompts) -> float:
-    """The share of decoding steps' time that no torch op accounts for.
-
-    An upper bound: the profiler's own work counts as outside too.
-    """
+def outside_native(engine: Engine, prompts: Prompts) -> Outside:
+    """What of decoding steps isn't native code, once as many were made to read the prompts."""
     params = fixed_length(4 * PROFILED_STEPS)
     ids = [engine.add(prompt, params) for prompt in prompts]
-    for _ in range(PROFILED_STEPS):  # prompts are read in these
+    for _ in range(PROFILED_STEPS):
         engine.step()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        wall = timed(lambda: [engine.step() for _ in range(PROFILED_STEPS)])
+    found = outside_of(lambda: [engine.step() for _ in range(PROFILED_STEPS)])
     for id in ids:
         engine.abort(id)
     while engine.has_work():
         engine.step()
-    in_ops: float = sum(event.self_cpu_time_total for event in profile.key_averages()) * 1e-6
-    return 1.0 - in_ops / wall
+    return Outside(found.seconds / PROFILED_STEPS, found.share)
 
 
 def result(runs: list[Run]) -> dict[str, Any]:
@@ -119,9 +112,9 @@ def main() -> None:
     values = result(runs)
     values["peak_rss_bytes"] = peak_rss_bytes()  # before the profiler takes its own
     if args.profile:
-        values["share_outside_ops"] = time_outside_ops(
-            engine, prompts_of(engine, args, args.runs + 1)
-        )
+        outside = outside_native(engine, prompts_of(engine, args, args.runs + 1))
+        values["outside_native"] = outside._asdict()
+        print(f"Outside native code: {1e3 * outside.seconds:.2f} ms, {outside.share:.1%} of a step")
     engine.close()
     print(
         f"Throughput: {values['requests_per_second']:.2f} requests/s, "

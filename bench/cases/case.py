@@ -23,13 +23,19 @@ class Trial(NamedTuple):
 
 class Case(NamedTuple):
     """An op on one input, drawn from a fixed seed. `bound` is the greatest difference allowed, in
-    parts of the expected output's greatest magnitude. `timed`: one of a real model's shapes."""
+    parts of the expected output's greatest magnitude; `tiles` is that where tile registers serve.
+    `timed`: one of a real model's shapes."""
 
     op: str
     name: str
     make: Callable[[Context], Trial]
     bound: float
     timed: bool = False
+    tiles: float | None = None
+
+    def bound_on(self, set: str) -> float:
+        """Of one instruction set."""
+        return self.bound if self.tiles is None or set != "amx" else self.tiles
 
 
 def error(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:

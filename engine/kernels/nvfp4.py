@@ -9,7 +9,8 @@ tools store the last scale as it is (ModelOpt) or its inverse (compressed-tensor
 from __future__ import annotations
 
 import math
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
@@ -17,6 +18,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from engine.kernels.dispatch import Op, select
 
 BLOCK = 16
 """Inputs that share a block scale; `in` must be a multiple of it."""
@@ -57,6 +60,20 @@ def inverse_of(value: float) -> float:
     return float(torch.tensor(value, dtype=torch.float32).reciprocal())
 
 
+def tensor_inverse(peaks: Tensor) -> float:
+    """1 / tensor scale, a float32's value, of the blocks' greatest magnitudes.
+
+    ValueError: they aren't finite.
+    """
+    amax = float(peaks.max()) if peaks.numel() else 0.0
+    if not math.isfinite(amax):
+        raise ValueError("the matrix holds values that aren't finite")
+    if amax == 0:
+        return 1.0
+    # no greater than 2**126, whose inverse is the smallest normal float32
+    return min(float(torch.tensor(LARGEST) / torch.tensor(amax)), 2.0**126)
+
+
 def quantise(weight: Tensor, search: ScaleSearch = "max") -> Quantised:
     """W [out, in] of any float type on CPU, to the nearest code, ties to even.
 
@@ -66,8 +83,22 @@ def quantise(weight: Tensor, search: ScaleSearch = "max") -> Quantised:
     that isn't a multiple of 16 (no checkpoint or kernel of other engines takes such a matrix).
     """
     _check(weight, search)
+    found: Quantised = select(QUANTISE, search).build(search)(weight)
+    return found
+
+
+QUANTISE: Op[ScaleSearch] = Op("quantise")
+"""`build(search)` gives a function of a checked W, to `Quantised` with the same bits everywhere."""
+
+
+@QUANTISE.register("reference", refuses=lambda search: None)
+def _plain(search: ScaleSearch) -> Callable[[Tensor], Quantised]:
+    return partial(_quantise, search=search)
+
+
+def _quantise(weight: Tensor, search: ScaleSearch) -> Quantised:
     amax = _block_amax(weight)  # [out, in / 16]
-    inverse = _tensor_inverse(float(amax.max()) if amax.numel() else 0.0)
+    inverse = tensor_inverse(amax)
     blocks = encode_e4m3(amax.div_(6).mul_(inverse)).clamp_(min=_SMALLEST)
     codes = torch.empty(len(weight), weight.shape[1] // 2, dtype=torch.uint8)
     tensor = inverse_of(inverse)
@@ -149,15 +180,6 @@ def _check(weight: Tensor, search: str) -> None:
         )
     if search not in get_args(ScaleSearch):
         raise ValueError(f"scale must be one of {', '.join(get_args(ScaleSearch))}, not {search!r}")
-
-
-def _tensor_inverse(amax: float) -> float:
-    if not math.isfinite(amax):
-        raise ValueError("the matrix holds values that aren't finite")
-    if amax == 0:
-        return 1.0
-    # no greater than 2**126, whose inverse is the smallest normal float32
-    return min(float(torch.tensor(LARGEST) / torch.tensor(amax)), 2.0**126)
 
 
 def _row_chunks(weight: Tensor) -> list[slice]:

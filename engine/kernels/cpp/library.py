@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 ABI = 2
 """TAUT_ABI of src/taut.h."""
 
-SETS = ("portable", "avx2", "avx512", "vnni", "bf16")
+SETS = ("portable", "avx2", "avx512", "vnni", "bf16", "amx")
 """Instruction sets, each with all that the ones before it have; their numbers in src/taut.h."""
 
 FORCED = "TAUT_ISA"

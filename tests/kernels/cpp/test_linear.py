@@ -28,7 +28,7 @@ by_path = pytest.mark.parametrize("path", PATHS, ids=str)
 @pytest.mark.parametrize("case", [c for c in CASES if not c.timed], ids=lambda case: case.name)
 def test_equals_its_reference(case: Case, set: str, threads: int) -> None:
     trial = case.make(library.opened(threads, set))
-    assert error(trial.run(), trial.expected()) <= case.bound
+    assert error(trial.run(), trial.expected()) <= case.bound_on(set)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_equals_its_reference_at_a_models_size(case: Case) -> None:
     if "4864" in case.name:
         pytest.skip("of a size with others, and slow")
     trial = case.make(library.opened(1, SETS[-1]))
-    assert error(trial.run(), trial.expected()) <= case.bound
+    assert error(trial.run(), trial.expected()) <= case.bound_on(SETS[-1])
 
 
 def product_of(context: Context, product: Product, x: Tensor) -> Tensor:

@@ -22,8 +22,9 @@ struct Kernels {
   void (*rotate_append)(const Rotation &args, int32_t from, int32_t to);  // tokens
   RowPiece (*row_piece)(const float *x, int32_t width, bool weigh);
 
-  const MatmulKernels *matmul_float;
-  const MatmulKernels *matmul_int;
+  const MatmulKernels *matmul_float;   // float32 weights
+  const MatmulKernels *matmul_narrow;  // others, with float32 activations
+  const MatmulKernels *matmul_int;     // with activations in integers
 };
 
 #define TAUT_TABLE(set) \
@@ -36,5 +37,9 @@ TAUT_TABLE(avx512)
 TAUT_TABLE(vnni)
 TAUT_TABLE(bf16)
 #undef TAUT_TABLE
+
+namespace amx {
+extern const MatmulKernels kMatmulTiles;
+}
 
 }  // namespace taut

@@ -61,8 +61,10 @@ int32_t taut_matmul(taut_context *context, const taut_weight *weight, const floa
                     int32_t bits) {
   const std::lock_guard<std::recursive_mutex> turn(context->mutex);
   const bool whole = bits > 0 && weight->format >= TAUT_INT8;
-  const taut::MatmulKernels &kernels =
-      whole ? *context->kernels.matmul_int : *context->kernels.matmul_float;
+  const taut::Kernels &all = context->kernels;
+  const taut::MatmulKernels &kernels = whole                          ? *all.matmul_int
+                                       : weight->format == TAUT_F32 ? *all.matmul_float
+                                                                    : *all.matmul_narrow;
   const int32_t panels = then == TAUT_SWIGLU ? 2 * taut::panels_of(weight->outs / 2)
                                              : taut::panels_of(weight->outs);
   if (panels == 0) return 0;

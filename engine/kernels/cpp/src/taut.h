@@ -20,7 +20,14 @@ TAUT_API int32_t taut_abi(void);
 // -- contexts: threads and an instruction set ---------------------------------------------------
 
 // Instruction sets, each with all that the ones before it have.
-enum { TAUT_ISA_PORTABLE, TAUT_ISA_AVX2, TAUT_ISA_AVX512, TAUT_ISA_VNNI, TAUT_ISA_BF16 };
+enum {
+  TAUT_ISA_PORTABLE,
+  TAUT_ISA_AVX2,
+  TAUT_ISA_AVX512,
+  TAUT_ISA_VNNI,
+  TAUT_ISA_BF16,
+  TAUT_ISA_AMX  // and half floats
+};
 
 typedef struct taut_context taut_context;
 
@@ -71,6 +78,14 @@ TAUT_API void taut_pack(taut_context *context, const taut_weight *weight, const 
 // And back, in the weight's own format.
 TAUT_API void taut_unpack(taut_context *context, const taut_weight *weight, const taut_plain *plain,
                           int32_t first, int32_t from, int32_t step);
+
+// Blocks of 16 values, F32 or BF16, to NVFP4, in two passes: the greatest magnitude of each (NaN if
+// there is one), then, with what those give for the tensor, 1 / its scale and the scale, the blocks'
+// E4M3 scales and pairs of codes. On the caller's thread.
+TAUT_API void taut_nvfp4_peaks(const void *values, int32_t format, int64_t blocks, float *peaks);
+TAUT_API void taut_nvfp4_encode(const void *values, int32_t format, int64_t blocks,
+                                const float *peaks, float inverse, float tensor, uint8_t *scales,
+                                uint8_t *codes);
 
 // What becomes of x W^T + bias.
 enum {

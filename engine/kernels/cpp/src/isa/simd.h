@@ -9,18 +9,14 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(TAUT_SET_AVX2) || defined(TAUT_SET_AVX512) || defined(TAUT_SET_VNNI) || \
-    defined(TAUT_SET_BF16)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
-#if defined(TAUT_SET_AVX512) || defined(TAUT_SET_VNNI) || defined(TAUT_SET_BF16)
+#if defined(__AVX512F__)
 #define TAUT_LANES_512
 #endif
-#if defined(TAUT_SET_VNNI) || defined(TAUT_SET_BF16)
+#if defined(__AVX512VNNI__)
 #define TAUT_DOT_I8
-#endif
-#if defined(TAUT_SET_BF16)
-#define TAUT_DOT_BF16
 #endif
 
 namespace taut {

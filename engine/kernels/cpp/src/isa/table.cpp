@@ -20,7 +20,7 @@ extern const MatmulKernels kMatmulInt;
 
 const Kernels kTable = {
     TAUT_NAME(TAUT_SET), attend, attend_join, rms_norm, rotate_append, row_piece,
-    &kMatmulFloat,   &kMatmulInt,
+    &kMatmulFloat, &kMatmulFloat, &kMatmulInt,
 };
 
 }  // namespace TAUT_SET
