@@ -86,7 +86,10 @@ class ModelOptions:
         int | None, Words("bytes of a sequence's cells instead of --kv-budget", CACHE, "BYTES")
     ] = None
     kv_format: Annotated[
-        str, Words("cells as auto, fp32, bf16, or packed: int8, int4, int2", CACHE, "FORMAT")
+        str,
+        Words(
+            "cells as auto, fp32, bf16; packed: int8, int4, int2; or calibrated", CACHE, "FORMAT"
+        ),
     ] = "auto"
     kv_tail: Annotated[
         int, Words("last cells of a head that packed formats leave plain", CACHE, "CELLS")

@@ -78,8 +78,8 @@ class KVWatch:
         self._cells += total
         self._bytes += nbytes
         self._peak_cells = max(self._peak_cells, total)
-        self._peak_bytes = max(self._peak_bytes, nbytes)
-        self._side_bytes = max(self._side_bytes, use.side_bytes)
+        if nbytes > self._peak_bytes:
+            self._peak_bytes, self._side_bytes = nbytes, use.side_bytes
         np.maximum(self._heads, cells, out=self._heads)
         np.maximum(self._layers, cells.sum(-1), out=self._layers)
 

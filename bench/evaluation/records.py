@@ -49,9 +49,9 @@ class Verdicted(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVHeld:
     """What one sequence held of the main role's cache: cells of all heads of all layers, and bytes
-    of their pages. `mean_*` are over the steps that it ran in, `side_bytes` the most of what isn't
-    cells. `excess_cells`: beyond what the policy promises of any layer; at most 0 where that was
-    kept."""
+    of their pages. `mean_*` are over the steps that it ran in, `side_bytes` is what isn't cells at
+    the peak of those that are. `excess_cells`: beyond what the policy promises of any layer; at
+    most 0 where that was kept."""
 
     peak_cells: int
     peak_bytes: int

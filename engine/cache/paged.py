@@ -67,6 +67,7 @@ class PagedCache:
         self._attend = attend
         self._spec = spec
         self._sizes = Sizes(shape, spec, dtype)
+        self._slot_bytes = self._sizes.slot_bytes(max_len)
         self._meter = Meter()
         self._tables = Tables(shape, slots, self._sizes.plain_cells(max_len))
         self._budgets = budgets = Budgets(shape, spec)
@@ -301,7 +302,7 @@ class PagedCache:
     def stats(self) -> KVStats:
         pool, sizes = self._pool, self._sizes
         other = PagePool(0) if self._packed is None else self._packed.pool
-        slot_bytes = sizes.slot_bytes(self.max_len)
+        slot_bytes = self._slot_bytes
         side = sizes.page_side_bytes, sizes.packed_page_side_bytes
         return KVStats(
             pages=pool.pages,
@@ -340,7 +341,7 @@ class PagedCache:
         if self._packed is not None:
             packed = self._packed.groups.cells(slot)
             pages = self._packed.groups.held_pages[slot]
-        return SlotUse(plain, packed, pages, self._sizes.slot_bytes(self.max_len), self._sizes)
+        return SlotUse(plain, packed, pages, self._slot_bytes, self._sizes)
 
     def positions(self, slot: int, layer: int) -> list[Ints]:
         """Positions of the tokens whose cells each head of a layer still has, ascending."""
