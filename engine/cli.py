@@ -217,7 +217,7 @@ def kv_bits(
     kv_policy: Annotated[str, typer.Option(help="What bounds the cache.")] = "snapkv()",
     kv_window: Annotated[int, typer.Option(help="Cells appended between compactions.")] = 128,
     kv_tail: Annotated[int, typer.Option(help="Last cells that stay plain.")] = 64,
-    kv_tail_format: Annotated[str, typer.Option(help="Of those: auto, fp32 or bf16.")] = "auto",
+    kv_tail_format: Annotated[str, typer.Option(help="Of those: auto, fp32 or bf16.")] = "bf16",
     limit: Annotated[int | None, typer.Option(help="Problems from the beginning.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Tokens of one answer at most.")] = 1024,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,

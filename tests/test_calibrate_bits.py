@@ -17,7 +17,9 @@ from engine.request import MAIN
 from tests.engines import Model, greedy, write_model
 
 HEADS, CELL = 4, 2 * 16 * 2 + 4  # of the tiny model in bf16
-KV = KVSpec(policy=SnapKV(), budget_bytes=HEADS * CELL * 40, window=16, tail_tokens=16)
+KV = KVSpec(
+    policy=SnapKV(), budget_bytes=HEADS * CELL * 40, window=16, tail_tokens=16, tail_format="bf16"
+)
 
 SAMPLED = SamplingParams(temperature=1.5, max_tokens=80, ignore_eos=True)
 """Hot enough for the noise of few bits to show in the tokens of a model that knows nothing."""
@@ -47,7 +49,7 @@ def own_answers(model: Model, kv: KVSpec, file: Path) -> None:
 
 
 def test_the_most_right_is_chosen_and_reaches_the_engine(model: Model, tmp_path: Path) -> None:
-    """Answers are what four bits say, so nothing else is right; every bits' cells fill up."""
+    """Answers are what four bits say, so nothing else is right."""
     problems = tmp_path / "problems.jsonl"
     four = replace(KV, format="int4")
     own_answers(model, four, problems)
