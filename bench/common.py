@@ -124,11 +124,16 @@ def write_json(path: str | None, result: dict[str, Any]) -> None:
         Path(path).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
-def make_engine(args: argparse.Namespace) -> Engine:
-    """The engine that the options describe; what isn't given is the engine's own default."""
+def options_from(args: argparse.Namespace) -> ModelOptions:
+    """What the options say of the model; the rest is the engine's own default."""
     said = vars(args)
     names = [option.name for option in options_of(ModelOptions) if option.name in said]
-    options = ModelOptions(**{name: said[name] for name in names})
+    return ModelOptions(**{name: said[name] for name in names})
+
+
+def make_engine(args: argparse.Namespace) -> Engine:
+    """The engine that the options describe."""
+    said, options = vars(args), options_from(args)
     limits = ("max_num_seqs", "max_batched_tokens", "kv_bytes")
     return Engine(options.config(**{n: said[n] for n in limits if said[n] is not None}))
 

@@ -25,8 +25,10 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kv-budget", type=int, help="cells a head after a compaction")
     parser.add_argument("--kv-budget-bytes", type=int, help="bytes of a sequence's cells instead")
     parser.add_argument(
-        "--kv-format", default="auto", help="fp32, bf16, or packed: int8, int4, int2"
+        "--kv-format", default="auto", help="fp32, bf16; packed: int8, int4, int2; or calibrated"
     )
+    parser.add_argument("--kv-tail", type=int, default=64, help="last cells left plain by those")
+    parser.add_argument("--kv-tail-format", default="auto", help="of plain cells: fp32, bf16")
     parser.add_argument("--kv-window", type=int, default=128, help="cells between compactions")
     parser.add_argument("--kv-bytes", type=int, help="memory of the KV cache; what fits without it")
 

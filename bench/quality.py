@@ -27,7 +27,7 @@ from bench.evaluation.grading import Grading
 from bench.evaluation.live import Live
 from bench.evaluation.records import Problem, Run
 from bench.evaluation.records_json import to_json
-from bench.evaluation.runner import Plan, digest_of, measure
+from bench.evaluation.runner import Grades, Plan, View, digest_of, measure
 from bench.evaluation.show import read_run, show
 from bench.evaluation.store import Store
 from bench.evaluation.summary import summarise
@@ -36,7 +36,7 @@ from engine.request import SamplingParams
 
 ENGINE_OPTIONS = ["dtype", "weights", "activations", "threads", "max_num_seqs"]
 ENGINE_OPTIONS += ["max_batched_tokens", "kv_policy", "kv_allocation", "kv_budget", "kv_window"]
-ENGINE_OPTIONS += ["kv_budget_bytes", "kv_format", "kv_bytes"]
+ENGINE_OPTIONS += ["kv_budget_bytes", "kv_format", "kv_tail", "kv_tail_format", "kv_bytes"]
 SERVER_OPTIONS = ["concurrency", "timeout", "tokenizer", "api_key_env"]
 
 
@@ -165,13 +165,6 @@ def load_tasks(args: argparse.Namespace) -> dict[str, list[Problem]]:
 
 def execute(args: argparse.Namespace, tasks: Mapping[str, Sequence[Problem]]) -> Run:
     """Measure, from where the record stands; write the run where `--json` says."""
-    plan = Plan(
-        tasks=tasks,
-        samples=args.samples,
-        sampling=sampling_of(args),
-        instruction=args.instruction,
-        system=args.system,
-    )
     with ExitStack() as stack:
         target = args.json or Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run"
         store = stack.enter_context(Store(target, settings_of(args, tasks)))
@@ -179,12 +172,31 @@ def execute(args: argparse.Namespace, tasks: Mapping[str, Sequence[Problem]]) ->
         stack.callback(backend.close)
         grading = stack.enter_context(Grading())
         with Live() as live:
-            measure(plan, backend, grading, store, live)
-        failures = [sample.error for sample in store.samples if sample.verdict == "error"]
-        if len(failures) == len(store.samples):
-            raise ValueError(f"every sample failed, the first with: {failures[0]}")
-        run = run_of(args, store, backend)
-        store.finish(to_json(run))
+            return finish(args, tasks, store, backend, grading, live)
+
+
+def finish(
+    args: argparse.Namespace,
+    tasks: Mapping[str, Sequence[Problem]],
+    store: Store,
+    backend: Backend,
+    grading: Grades,
+    view: View,
+) -> Run:
+    """Make what the store doesn't have yet, and write the run. ValueError: all of it failed."""
+    plan = Plan(
+        tasks=tasks,
+        samples=args.samples,
+        sampling=sampling_of(args),
+        instruction=args.instruction,
+        system=args.system,
+    )
+    measure(plan, backend, grading, store, view)
+    failures = [sample.error for sample in store.samples if sample.verdict == "error"]
+    if len(failures) == len(store.samples):
+        raise ValueError(f"every sample failed, the first with: {failures[0]}")
+    run = run_of(args, store, backend)
+    store.finish(to_json(run))
     return run
 
 

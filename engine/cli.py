@@ -207,6 +207,46 @@ def kv_wave(
     print_wave(calibrate(spec, prompts, coverage, out))
 
 
+@calibrate.command("kv-bits")
+def kv_bits(
+    model: Annotated[str, typer.Argument(help="As --model of the other commands.")],
+    budget_bytes: Annotated[int, typer.Option(help="As --kv-budget-bytes of the others.")],
+    problems: Annotated[
+        Path, typer.Option(help="JSON lines with question, answer, perhaps instruction.")
+    ],
+    kv_policy: Annotated[str, typer.Option(help="What bounds the cache.")] = "snapkv()",
+    kv_window: Annotated[int, typer.Option(help="Cells appended between compactions.")] = 128,
+    kv_tail: Annotated[int, typer.Option(help="Last cells that stay plain.")] = 64,
+    kv_tail_format: Annotated[str, typer.Option(help="Of those: auto, fp32 or bf16.")] = "bf16",
+    limit: Annotated[int | None, typer.Option(help="Problems from the beginning.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of one answer at most.")] = 1024,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    weights: Annotated[str, typer.Option(help="float (as stored), bf16, int8, nvfp4.")] = "float",
+    threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
+) -> None:
+    """Try 16, 8, 4 and 2 bits at a budget in bytes, and write which is most often right.
+
+    --kv-format calibrated takes it from there.
+    """
+    from engine.calibrate.kv_bits import calibrate
+    from engine.config import ModelSpec
+    from engine.request import SamplingParams
+    from engine.terminal import print_bits
+
+    options = ModelOptions(
+        kv_policy=kv_policy,
+        kv_budget_bytes=budget_bytes,
+        kv_window=kv_window,
+        kv_tail=kv_tail,
+        kv_tail_format=kv_tail_format,
+    )
+    spec = ModelSpec(model, dtype=dtype, weights=weights, kv=options.kv())  # type: ignore[arg-type]
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
+    file, chosen = calibrate(spec, problems, params, limit=limit, threads=threads, show=print_bits)
+    sys.stdout.write(f"{chosen.format}, written to {file}\n")
+
+
 @app.command()
 @with_options
 def info(options: ModelOptions) -> None:

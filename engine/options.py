@@ -86,7 +86,16 @@ class ModelOptions:
         int | None, Words("bytes of a sequence's cells instead of --kv-budget", CACHE, "BYTES")
     ] = None
     kv_format: Annotated[
-        str, Words("cells as auto, fp32, bf16, or packed: int8, int4, int2", CACHE, "FORMAT")
+        str,
+        Words(
+            "cells as auto, fp32, bf16; packed: int8, int4, int2; or calibrated", CACHE, "FORMAT"
+        ),
+    ] = "auto"
+    kv_tail: Annotated[
+        int, Words("last cells of a head that packed formats leave plain", CACHE, "CELLS")
+    ] = 64
+    kv_tail_format: Annotated[
+        str, Words("plain cells beside packed ones: auto, fp32 or bf16", CACHE, "FORMAT")
     ] = "auto"
     kv_window: Annotated[int, Words("cells appended between compactions", CACHE, "CELLS")] = 128
     threads: Annotated[
@@ -104,6 +113,8 @@ class ModelOptions:
             )
         return KVSpec(
             format=self.kv_format,  # type: ignore[arg-type]
+            tail_tokens=self.kv_tail,
+            tail_format=self.kv_tail_format,  # type: ignore[arg-type]
             policy=None if self.kv_policy is None else policy_from_text(self.kv_policy),
             allocation=allocation_from_text(self.kv_allocation or "uniform"),
             budget_tokens=self.kv_budget,

@@ -17,6 +17,7 @@ import torch
 
 from engine import build
 from engine.cache.allocations.reasonalloc import read_wave
+from engine.calibrate.kv_bits import Candidate
 from engine.choices import backend_rows
 from engine.config import EngineConfig, ModelSpec
 from engine.engine import Engine
@@ -217,6 +218,16 @@ def print_wave(file: Path) -> None:
     sys.stdout.write(f"{file}\n")
 
 
+def print_bits(candidate: Candidate) -> None:
+    """One number of bits that was tried."""
+    c = candidate
+    sys.stdout.write(
+        f"{c.format:5} {c.cells:6} cells a head: {c.right} of {c.problems} right, {c.capped} cut"
+        f" at the limit, {c.mean_tokens:.0f} tokens on average\n"
+    )
+    sys.stdout.flush()
+
+
 def _model_rows(spec: ModelSpec, checkpoint: Checkpoint) -> Rows:
     c, g = checkpoint.config, checkpoint.generation
     tokenizer = build.load_tokenizer(checkpoint)
@@ -246,7 +257,7 @@ def _model_rows(spec: ModelSpec, checkpoint: Checkpoint) -> Rows:
 def _cache_rows(config: EngineConfig, spec: ModelSpec, checkpoint: Checkpoint) -> Rows:
     c = checkpoint.config
     dtype = build.dtype_of(spec.dtype, torch.device(build.device_of(spec.device)))
-    kv = spec.kv.sized(build.shape_of(c), dtype)
+    kv = spec.kv.measured(checkpoint.path).sized(build.shape_of(c), dtype)
     cache = build.RoleCache(build.shape_of(c), kv, dtype, build.slots_of(config, MAIN))
     max_len = config.max_model_len or c.max_positions
     plan = build.plan_kv(config, {MAIN: cache}, max_len)
@@ -254,7 +265,6 @@ def _cache_rows(config: EngineConfig, spec: ModelSpec, checkpoint: Checkpoint) -
     bound = f"{policy}, budget {kv.budget_tokens}, window {kv.window}"
     yield "kv policy", "full cache" if policy is None else bound
     if policy is not None:
-        kv = kv.measured(checkpoint.path)
         layers = kv.allocation.layer_budgets(cache.shape, kv.budget)
         even = f"{layers[0]} cells a head in every layer"
         each = f"cells a head by layer: {' '.join(map(str, layers))}"

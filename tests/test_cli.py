@@ -375,3 +375,24 @@ def test_quantize_refuses_in_words(
     done = taut("quantize", folder, "--out", str(tmp_path / "out"), *options, model=None)
     assert (done.code, done.out) == (2, "")
     assert words in done.err
+
+
+def test_bits_are_chosen_and_used(taut: Run, tmp_path: Path) -> None:
+    model = tiny_folder(tmp_path / "third")
+    problems = tmp_path / "problems.jsonl"
+    problems.write_text('{"question": "1 + 1?", "answer": 2}\n{"question": "3?", "answer": 3}\n')
+    asked = ("--budget-bytes", "20000", "--problems", str(problems), "--max-tokens", "5")
+    done = taut("calibrate", "kv-bits", model, *asked, "--threads", "1", model=None)
+    assert done.code == 0
+    assert [line.split()[0] for line in done.out.splitlines()[:4]] == [
+        "bf16",
+        "int8",
+        "int4",
+        "int2",
+    ]
+    assert done.out.endswith(f"bf16, written to {tmp_path / 'third.kv-bits.json'}\n")
+    args = ("--kv-policy", "snapkv()", "--kv-format", "calibrated", "--kv-budget-bytes")
+    assert "budget" in taut("info", *args, "20000", model=model).out
+    done = taut("info", *args, "30000", model=model)
+    assert done.code == 2
+    assert "taut calibrate kv-bits" in done.err

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from random import Random
 from typing import Any
 
-from bench.abacus.problems import KINDS, sample
+from bench.abacus import problems
 from bench.evaluation.records import Problem
 
 ABACUS = "abacus"
@@ -42,12 +42,17 @@ class Abacus:
             raise ValueError(
                 f"{ABACUS}: min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}"
             )
-        if self.kind is not None and self.kind not in KINDS:
-            raise ValueError(f"{ABACUS}: kind must be of {', '.join(KINDS)}, not {self.kind!r}")
+        if self.kind is not None and self.kind not in problems.KINDS:
+            known = ", ".join(problems.KINDS)
+            raise ValueError(f"{ABACUS}: kind must be of {known}, not {self.kind!r}")
+
+    def solved(self, limit: int, seed: int) -> list[problems.Problem]:
+        """With their solutions."""
+        rng = Random(f"{ABACUS} task {self.kind} {self.min_tokens} {self.max_tokens} {seed}")
+        least, most = self.min_tokens, self.max_tokens
+        return [problems.sample(rng, self.kind, least, most) for _ in range(limit)]
 
     def make(self, task: str, limit: int, seed: int) -> list[Problem]:
-        rng = Random(f"{ABACUS} task {self.kind} {self.min_tokens} {self.max_tokens} {seed}")
-        made = [sample(rng, self.kind, self.min_tokens, self.max_tokens) for _ in range(limit)]
         return [
             Problem(
                 id=f"{problem.kind}-{seed}-{index}",
@@ -57,5 +62,5 @@ class Abacus:
                 grader="exact",
                 instruction="",
             )
-            for index, problem in enumerate(made)
+            for index, problem in enumerate(self.solved(limit, seed))
         ]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, replace
+from typing import Any, NamedTuple
 
 from bench.common import peak_rss_bytes
 from bench.evaluation import prompts
 from bench.evaluation.backend import Ask
+from bench.evaluation.kv_watch import KVWatch, Promise
 from bench.evaluation.records import Generation, Usage, failed
 from engine import Choice, Engine, Output, SamplingParams
 from engine.build import SAMPLING_FIELDS, Loaded
@@ -25,6 +26,7 @@ class EngineBackend:
         self._engine = engine
         self._wall = self._cpu = 0.0
         self._begin = engine.stats()
+        self._promise = Promise(engine.caches[MAIN], engine.models[MAIN].spec.kv)
 
     @property
     def chain_rule(self) -> str:
@@ -55,16 +57,21 @@ class EngineBackend:
             if ask is None:
                 break
             try:
-                live[self._engine.add(self._prompt(ask), _params(ask))] = ask, time.perf_counter()
+                request = self._engine.prepare(self._prompt(ask), _params(ask))
+                self._engine.submit(request)
+                watch = KVWatch(request.choices[0], self._engine.caches[MAIN], self._promise)
+                live[request.id] = _Running(ask, watch, time.perf_counter())
             except ValueError as error:
                 yield ask, failed(str(error))
         outputs = [delta.output for delta in self._engine.step() if delta.output] if live else []
         end = time.perf_counter()
         self._wall += end - wall
         self._cpu += time.process_time() - cpu
-        for output in outputs:
-            ask, begin = live.pop(output.id)
-            yield ask, self._generation(output, end - begin)
+        done = [(live.pop(output.id), output) for output in outputs]
+        for running in live.values():
+            running.watch.look()
+        for (ask, watch, begin), output in done:
+            yield ask, replace(self._generation(output, end - begin), kv=watch.end())
 
     def _prompt(self, ask: Ask) -> Prompt:
         if self._engine.tokenizer.chat_template is not None:
@@ -134,8 +141,16 @@ class EngineBackend:
         self._engine.close()
 
 
-class _Live(dict[str, tuple[Ask, float]]):
-    """What is in flight: by request id, the ask and when it was submitted."""
+class _Running(NamedTuple):
+    """A request in flight."""
+
+    ask: Ask
+    watch: KVWatch
+    begin: float  # when it was submitted
+
+
+class _Live(dict[str, _Running]):
+    """What is in flight, by request id."""
 
 
 def _error(choice: Choice) -> str | None:

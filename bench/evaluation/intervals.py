@@ -7,6 +7,7 @@ not independent, so it is problems that are counted, and resampled.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import comb
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -95,6 +96,14 @@ def mean_of_ratios_interval(tasks: Sequence[ArrayLike]) -> Interval | None:
     if sums.shape[1] == 0:
         return None
     return _percentiles((sums[..., 0] / sums[..., 1]).mean(axis=0))
+
+
+def mcnemar(gained: int, lost: int) -> float:
+    """The exact two-sided p-value of a paired table: how likely so uneven a split is, or a more
+    uneven one, if each of the verdicts that changed was as likely to change either way."""
+    changed = gained + lost
+    tail = sum(comb(changed, k) for k in range(min(gained, lost) + 1)) / 2**changed
+    return min(1.0, 2 * tail)
 
 
 def _resampled_sums(values: Array, task: int) -> Array:

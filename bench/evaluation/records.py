@@ -47,6 +47,21 @@ class Verdicted(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KVHeld:
+    """What one sequence held of the main role's cache: cells of all heads of all layers, and bytes
+    of their pages. `mean_*` are over the steps that it ran in, `side_bytes` is what isn't cells at
+    the peak of those that are. `excess_cells`: beyond what the policy promises of any layer; at
+    most 0 where that was kept."""
+
+    peak_cells: int
+    peak_bytes: int
+    mean_cells: float
+    mean_bytes: float
+    side_bytes: int
+    excess_cells: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
     """What a backend made of one prompt.
 
@@ -65,6 +80,7 @@ class Generation:
     seconds: float  # from submission to the last token
     token_ids: tuple[int, ...] | None = None
     error: str | None = None
+    kv: KVHeld | None = None  # None: the backend doesn't tell
 
     @property
     def chain(self) -> str:
@@ -129,6 +145,7 @@ class Sample:
     digest: str | None  # of the output's token ids
     text: str
     thinking: str
+    kv: KVHeld | None = None
 
     @property
     def key(self) -> tuple[str, str, int]:

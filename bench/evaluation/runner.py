@@ -143,6 +143,7 @@ def _sample(ask: Ask, problem: Problem, made: Generation, graded: Verdicted) -> 
         digest=None if made.token_ids is None else digest_of(made.token_ids),
         text=made.text,
         thinking=made.thinking,
+        kv=made.kv,
     )
 
 

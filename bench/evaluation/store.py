@@ -15,11 +15,15 @@ from bench.evaluation.records import Sample, Usage
 from bench.evaluation.records_json import line_from_json, line_to_json
 
 
+class InUse(ValueError):
+    """Another run is at work on this record, or has just finished it."""
+
+
 class Store:
     """Samples that are done and what they took, on disk as they come; a context manager.
 
-    ValueError: the record there is of a run with other settings, is another run's that is at work,
-    or is no record.
+    ValueError: the record there is of a run with other settings, is another run's that is at work
+    (InUse), or is no record.
     """
 
     def __init__(self, target: Path, settings: Mapping[str, Any]) -> None:
@@ -34,6 +38,10 @@ class Store:
         self._file = self._path.open("ab")
         try:
             self._lock()
+        except BaseException:
+            self._file.close()  # and leave it, empty as it may be: it's another's
+            raise
+        try:
             self._read()
         except BaseException:
             self.close()
@@ -46,10 +54,11 @@ class Store:
             return
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            ours = os.fstat(self._file.fileno()).st_nlink > 0  # it wasn't finished meanwhile
         except BlockingIOError:
-            raise ValueError(
-                f"{self._path} is being written by another run: give another --json"
-            ) from None
+            ours = False
+        if not ours:
+            raise InUse(f"{self._path} is being written by another run: give another --json")
 
     def _read(self) -> None:
         """Samples that crashed are made again; what they took stays."""
@@ -73,15 +82,9 @@ class Store:
     def _check(self, theirs: Mapping[str, Any] | None) -> None:
         if theirs is None:
             raise ValueError(f"{self._path} is no record of a run; move it away")
-        names = sorted({*theirs, *self.settings})
-        other = [name for name in names if theirs.get(name) != self.settings.get(name)]
-        if other:
-            pairs = ", ".join(
-                f"{name} {theirs.get(name)!r} there, {self.settings.get(name)!r} now"
-                for name in other
-            )
+        if other := differences(theirs, self.settings):
             raise ValueError(
-                f"{self._path} is of an interrupted run with other settings ({pairs}): finish it "
+                f"{self._path} is of an interrupted run with other settings ({other}): finish it "
                 "with those, remove it, or give another --json"
             )
 
@@ -117,6 +120,16 @@ class Store:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    """Settings that differ, in words; empty if none does."""
+    names = sorted({*theirs, *ours})
+    return ", ".join(
+        f"{name} {theirs.get(name)!r} there, {ours.get(name)!r} now"
+        for name in names
+        if theirs.get(name) != ours.get(name)
+    )
 
 
 def _encoded(line: Mapping[str, Any]) -> bytes:

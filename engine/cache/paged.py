@@ -32,7 +32,7 @@ from engine.cache.prefix import PrefixCache, chain_keys
 from engine.cache.repack import pack
 from engine.cache.ring import QueryRing
 from engine.cache.room import make_room, pack_room
-from engine.cache.sizes import KVStats, Sizes
+from engine.cache.sizes import KVStats, Sizes, SlotUse
 from engine.cache.step import Rows, StepKV
 from engine.cache.tables import Tables, Whose
 from engine.cache.view import KVShape
@@ -67,6 +67,7 @@ class PagedCache:
         self._attend = attend
         self._spec = spec
         self._sizes = Sizes(shape, spec, dtype)
+        self._slot_bytes = self._sizes.slot_bytes(max_len)
         self._meter = Meter()
         self._tables = Tables(shape, slots, self._sizes.plain_cells(max_len))
         self._budgets = budgets = Budgets(shape, spec)
@@ -321,7 +322,7 @@ class PagedCache:
     def stats(self) -> KVStats:
         pool, sizes, done = self._pool, self._sizes, self._compactions
         other = PagePool(0) if self._packed is None else self._packed.pool
-        slot_bytes = sizes.slot_bytes(self.max_len)
+        slot_bytes = self._slot_bytes
         side = sizes.page_side_bytes, sizes.packed_page_side_bytes
         return KVStats(
             pages=pool.pages,
@@ -352,6 +353,15 @@ class PagedCache:
     def held(self, slot: int) -> Ints:
         """Cells of each head, [L, H]."""
         return self._parts.held(slot)
+
+    def use(self, slot: int) -> SlotUse:
+        """What the slot holds now, shared pages too."""
+        plain = self._tables.length[slot].copy()
+        packed, pages = np.zeros_like(plain), 0
+        if self._packed is not None:
+            packed = self._packed.groups.cells(slot)
+            pages = self._packed.groups.held_pages[slot]
+        return SlotUse(plain, packed, pages, self._slot_bytes, self._sizes)
 
     def positions(self, slot: int, layer: int) -> list[Ints]:
         """Positions of the tokens whose cells each head of a layer still has, ascending."""

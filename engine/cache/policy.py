@@ -17,6 +17,7 @@ from torch import Tensor
 
 from engine.cache.allocation import Allocation
 from engine.cache.allocations.uniform import Uniform
+from engine.cache.breadth import CALIBRATED, chosen_format
 from engine.cache.choose import keep_best
 from engine.cache.format import FLOATS, FORMATS, KVFormat, format_of
 from engine.cache.view import Compaction, KVShape, LayerView
@@ -179,10 +180,11 @@ class KVSpec:
     but for the last `tail_tokens` of each head and up to two groups more, which are in
     `tail_format`; all of them count as cells of the budget. `budget_bytes` says instead of
     `budget_tokens` what all layers and heads of a sequence hold after a compaction, codes, grids,
-    positions, biases and the tail counted: fewer bits are more cells.
+    positions, biases and the tail counted: fewer bits are more cells. How many bits are best at
+    such a budget `taut calibrate kv-bits` measures: "calibrated" is what it chose.
     """
 
-    format: Literal["auto", "fp32", "bf16", "int8", "int4", "int2"] = "auto"
+    format: Literal["auto", "fp32", "bf16", "int8", "int4", "int2", "calibrated"] = "auto"
     tail_tokens: int = 64
     tail_format: Literal["auto", "fp32", "bf16"] = "auto"
     policy: KVPolicy | None = None
@@ -214,8 +216,11 @@ class KVSpec:
             self._check(self.policy)
 
     def _check_format(self) -> None:
-        if self.format not in FORMATS:
-            raise ValueError(f"format must be one of {', '.join(FORMATS)}, not {self.format!r}")
+        known = (*FORMATS, CALIBRATED)
+        if self.format not in known:
+            raise ValueError(f"format must be one of {', '.join(known)}, not {self.format!r}")
+        if self.format == CALIBRATED and self.budget_bytes is None:
+            raise ValueError(f"format {CALIBRATED} is one chosen for a budget_bytes: give that too")
         if self.tail_format not in ("auto", *FLOATS):
             raise ValueError(f"tail_format must be auto, fp32 or bf16, not {self.tail_format!r}")
         if not _integer(self.tail_tokens) or self.tail_tokens < 0:
@@ -244,6 +249,7 @@ class KVSpec:
 
     def cells(self, model: torch.dtype) -> KVFormat:
         """How cells of a model of that dtype are stored."""
+        assert self.format != CALIBRATED, "which it is, `measured` knows"
         return format_of(self.format, self.tail_format, self.tail_tokens, model)
 
     def sized(self, shape: KVShape, model: torch.dtype) -> KVSpec:
@@ -261,7 +267,20 @@ class KVSpec:
 
     def measured(self, model: Path) -> KVSpec:
         """This, with what was measured of the model whose files lie there."""
-        return replace(self, allocation=self.allocation.measured(model))
+        spec = replace(self, allocation=self.allocation.measured(model))
+        if self.format != CALIBRATED:
+            return spec
+        return replace(spec, format=chosen_format(model, self.breadth()))  # type: ignore[arg-type]
+
+    def breadth(self) -> dict[str, object]:
+        """What a choice of bits was measured for, and holds for alone; as JSON has it."""
+        return {
+            "budget_bytes": self.budget_bytes,
+            "policy": str(self.policy),
+            "window": self.window,
+            "tail_tokens": self.tail_tokens,
+            "tail_format": self.tail_format,
+        }
 
     @property
     def budget(self) -> int:

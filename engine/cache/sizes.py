@@ -8,10 +8,10 @@ import torch
 
 from engine.cache.format import CellStore, KVFormat
 from engine.cache.groups import Groups
-from engine.cache.pages import PAGE
+from engine.cache.pages import PAGE, Ints
 from engine.cache.policy import KVSpec
 from engine.cache.ring import QueryRing
-from engine.cache.tables import Tables
+from engine.cache.tables import Tables, pages_for
 from engine.cache.view import KVShape
 from engine.kernels.packed import PACK
 
@@ -122,3 +122,39 @@ class Sizes(NamedTuple):
         if not self.format.bits:
             return PoolPages(tokens // PAGE * heads, 0)
         return PoolPages(tails * self._tail_pages(max_len), -(-tokens // PACK) * heads)
+
+
+class SlotUse(NamedTuple):
+    """What one slot holds; `slot_bytes` is its side state beside its pages'."""
+
+    plain: Ints  # [L, H] cells in plain pages
+    packed: Ints  # [L, H] cells in packed ones
+    packed_pages: int
+    slot_bytes: int
+    sizes: Sizes
+
+    def grown(self, tokens: int) -> SlotUse:
+        """With so many tokens more: what it held before a compaction, or packing, after them."""
+        return self._replace(plain=self.plain + tokens)
+
+    @property
+    def cells(self) -> Ints:
+        """Of each head, [L, H]."""
+        return self.plain + self.packed
+
+    @property
+    def cell_bytes(self) -> int:
+        """Of its pages, of both kinds."""
+        sizes = self.sizes
+        return self._pages * sizes.page_bytes + self.packed_pages * sizes.packed_page_bytes
+
+    @property
+    def side_bytes(self) -> int:
+        """What isn't cells: biases, tables, remembered queries."""
+        sizes = self.sizes
+        pages = self._pages * sizes.page_side_bytes
+        return self.slot_bytes + pages + self.packed_pages * sizes.packed_page_side_bytes
+
+    @property
+    def _pages(self) -> int:
+        return int(pages_for(self.plain).sum())

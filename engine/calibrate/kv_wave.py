@@ -67,11 +67,13 @@ def calibrate(spec: ModelSpec, prompts: Path | None, coverage: float, out: Path 
     file = wave_file(checkpoint.path) if out is None else out
     if not os.access(file.resolve().parent, os.W_OK):
         raise ValueError(f"{file} can't be written; name another file with --out")
-    profile = {
-        "model": checkpoint.source,
-        "coverage": coverage,
-        "prompts": len(texts),
-        "demand": measure(spec, texts, coverage),
-    }
-    file.write_text(json.dumps(profile, indent=2) + "\n", encoding="utf-8")
+    write_wave(file, checkpoint.source, coverage, len(texts), measure(spec, texts, coverage))
     return file
+
+
+def write_wave(
+    file: Path, model: str, coverage: float, prompts: int, demand: Sequence[float]
+) -> None:
+    """The profile, as `reasonalloc` reads it."""
+    profile = {"model": model, "coverage": coverage, "prompts": prompts, "demand": list(demand)}
+    file.write_text(json.dumps(profile, indent=2) + "\n", encoding="utf-8")

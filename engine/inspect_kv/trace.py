@@ -155,8 +155,7 @@ def record(engine: Engine, prompt: Prompt, params: SamplingParams) -> Trace:
             frame = _frame(cache, seq.slots[MAIN])
             # a slot that was emptied comes this way again
             frames = [*(earlier for earlier in frames if earlier[0] < frame[0]), frame]
-    spec, path = engine.config.models[MAIN].kv, engine.models[MAIN].checkpoint.path
-    kv = spec.measured(path) if spec.policy is not None else spec
+    kv = engine.models[MAIN].spec.kv
     return Trace(
         model=engine.config.models[MAIN].model,
         kv=kv,
