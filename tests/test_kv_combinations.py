@@ -86,11 +86,7 @@ def test_the_company_has_prefixes_to_share(format: str, make_engine: MakeEngine)
     assert engine.stats().scheduler.ran_tokens[MAIN] <= every - 48
 
 
-@pytest.mark.parametrize("format", ["bf16", "int4"])
-def test_a_growing_cache_that_is_too_small_is_preempted_and_ends(
-    format: str, make_engine: MakeEngine
-) -> None:
-    kv = spec(Kara(recent=6), Uniform(), format)
-    engine = make_engine(kv=kv, kv_tokens=300, max_num_seqs=5)
+def test_a_growing_cache_that_is_too_small_is_preempted_and_ends(make_engine: MakeEngine) -> None:
+    engine = make_engine(kv=spec(Kara(recent=6), Uniform(), "bf16"), kv_tokens=300, max_num_seqs=5)
     assert [len(tokens) for tokens in said(engine, company=True)] == [NEW, NEW]
     assert engine.stats().scheduler.preemptions > 0
