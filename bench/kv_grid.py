@@ -65,9 +65,11 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-PASSED = ("model", "task", "problems", "limit", "seed", "max_tokens", "samples", "threads")
-PASSED += ("max_num_seqs", "max_batched_tokens", "kv_bytes", "temperature", "top_p")
-PASSED += ("weights", "activations", "dtype")
+PASSED = (
+    *("model", "task", "problems", "limit", "seed", "max_tokens", "samples", "threads"),
+    *("max_num_seqs", "max_batched_tokens", "kv_bytes", "temperature", "top_p"),
+    *("weights", "activations", "dtype"),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -42,8 +42,8 @@ def _timed(kind: type[Any], spans: list[float]) -> Iterator[None]:
         finally:
             spans.append(time.thread_time() - start)
 
-    kind.__call__ = timed  # type: ignore[method-assign]
+    kind.__call__ = timed
     try:
         yield
     finally:
-        kind.__call__ = call  # type: ignore[method-assign]
+        kind.__call__ = call

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bench.common import environment, fixed_length, make_engine, random_prompts, timed, write_json
 from bench.options import add_engine_options, add_output_option
-from bench.steps import run_steps, summary
+from bench.steps import steps_of, summary
 from engine.cache.format import PACKED
 from engine.cache.packed_store import PackedStore
 from engine.kernels.packed import PACK, pack_keys, pack_values, unpack_keys, unpack_values
@@ -82,7 +82,7 @@ def times(args: argparse.Namespace) -> dict[str, float]:
     engine = make_engine(args)
     shape, bits = engine.models["main"].shape, PACKED[args.kv_format]
     prompts = random_prompts(1, PACK, engine.tokenizer.vocab_size, args.seed)
-    steps, _ = run_steps(engine, prompts, fixed_length(args.output_len))
+    steps = list(steps_of(engine, prompts, fixed_length(args.output_len)))
     engine.close()
     step = float(summary(steps)["step_seconds_median"])  # type: ignore[arg-type]
     pages = shape.layers * shape.kv_heads

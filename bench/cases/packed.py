@@ -44,7 +44,7 @@ class PackedInputs(NamedTuple):
     def finite(self) -> PackedInputs:
         """With zeros for NaN."""
         pools = (None if pool is None else pool.nan_to_num() for pool in self.packed[:6])
-        return PackedInputs(self.tail.finite(), PackedCells(*pools, *self.packed[6:]))  # type: ignore[arg-type]
+        return PackedInputs(self.tail.finite(), PackedCells(*pools, *self.packed[6:]))  # type: ignore[arg-type,call-arg]
 
 
 def inputs(shape: PackedShape) -> PackedInputs:

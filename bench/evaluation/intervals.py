@@ -102,7 +102,7 @@ def mcnemar(gained: int, lost: int) -> float:
     """The exact two-sided p-value of a paired table: how likely so uneven a split is, or a more
     uneven one, if each of the verdicts that changed was as likely to change either way."""
     changed = gained + lost
-    tail = sum(comb(changed, k) for k in range(min(gained, lost) + 1)) / 2**changed
+    tail = sum(comb(changed, k) for k in range(min(gained, lost) + 1)) / 2.0**changed
     return min(1.0, 2 * tail)
 
 

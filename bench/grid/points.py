@@ -173,8 +173,7 @@ def _of(part: str, policy: str, budget: Budget, cell_bytes: int, profile: str) -
         yield Point(part, policy, policy, budget, policy_flags(policy, budget))
     if part == "allocations" and policy in ALLOCATED:
         for name, text in ALLOCATIONS.items():
-            flags = ("--kv-allocation", text.format(profile=profile))
-            flags = (*policy_flags(policy, budget), *flags)
+            flags = (*policy_flags(policy, budget), "--kv-allocation", text.format(profile=profile))
             yield Point(part, f"{policy} + {name}", policy, budget, flags)
     if part == "formats" and policy in FORMATTED:
         for name in FORMATS:

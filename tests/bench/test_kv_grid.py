@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -180,7 +181,7 @@ def result(
         replace(sample(f"p{i}"), verdict="right" if i < right else "wrong", kv=held)
         for i in range(10)
     ]
-    settings = {"model": "tiny", "model_digest": "d", "tasks": {"sums": [10, "x"]}}
+    settings: dict[str, Any] = {"model": "tiny", "model_digest": "d", "tasks": {"sums": [10, "x"]}}
     label = None if cells is None else str(cells)
     return Result(part, method, label, cells, run_of(samples, method, **settings))
 

@@ -1,11 +1,11 @@
 """A compaction in pieces, over several steps, ends as one in one go; and it keeps to its time."""
 
 import itertools
+import time
 from typing import Any
 
 import pytest
 
-from engine.cache import compactions
 from engine.cache.allocations.uniform import Uniform
 from engine.cache.paged import PagedCache
 from engine.cache.policy import KVSpec
@@ -75,7 +75,7 @@ def test_a_piece_a_call_ends_as_all_at_once() -> None:
     assert beside is not None
     whole.compress([other])
     assert not whole.busy(other)
-    evicted = []
+    evicted: list[int] = []
     for _ in range(LAYERS.layers):
         assert cache.busy(slot) is bool(evicted)
         cache.compress([slot] if not evicted else [], 0.0)
@@ -92,7 +92,7 @@ def test_a_call_stops_before_it_would_take_too_long(monkeypatch: pytest.MonkeyPa
     cache, _, slot = started(spec_of(1))
     assert cache.admit(make_seq(range(5))) is not None
     clock = itertools.count(0.0, 1.0)  # every look costs a second, as a piece does
-    monkeypatch.setattr(compactions.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     cache.compress([slot], 2.5)
     assert cache.stats().evicted_cells == 2 * 20
     cache.compress([slot], 2.5)

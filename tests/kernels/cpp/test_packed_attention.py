@@ -127,4 +127,4 @@ def test_what_it_cannot_read_is_named(change: dict[str, Any], named: str, best: 
     given = inputs(COMPANY[0])
     whole = given.packed._replace(table=given.packed.table[0], fill=given.packed.fill[0])
     with pytest.raises(ValueError, match=f"{named} must be a contiguous"):
-        NativeAttend(best)(*given.tail.layer(0), whole._replace(**change))  # type: ignore[arg-type]
+        NativeAttend(best)(*given.tail.layer(0), whole._replace(**change))  # type: ignore[arg-type,call-arg]
