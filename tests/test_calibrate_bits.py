@@ -53,7 +53,9 @@ def test_the_most_right_is_chosen_and_reaches_the_engine(model: Model, tmp_path:
     problems = tmp_path / "problems.jsonl"
     four = replace(KV, format="int4")
     own_answers(model, four, problems)
-    calibrated = replace(KV, format="calibrated")
+    calibrated = KVSpec(
+        format="calibrated", policy=SnapKV(), budget_bytes=KV.budget_bytes, window=KV.window
+    )
     with pytest.raises(ValueError, match=r"taut calibrate kv-bits.*has nothing, not budget_bytes="):
         engine_with(model, calibrated)
     spec, seen = ModelSpec(str(model.folder), kv=KV), list[Candidate]()
@@ -139,8 +141,9 @@ def test_problems_are_read(tmp_path: Path) -> None:
 def test_choices_stand_beside_each_other(tmp_path: Path) -> None:
     file = tmp_path / "m.kv-bits.json"
     for budget, format in ((1, "int8"), (2, "int2"), (1, "bf16")):
-        write_choice(file, {"for": {"budget_bytes": budget}, "format": format})
-    found = {choice["for"]["budget_bytes"]: choice["format"] for choice in read_choices(file)}
+        cells = {"format": format, "tail_tokens": 64, "tail_format": "bf16"}
+        write_choice(file, {"for": {"budget_bytes": budget}, "cells": cells})
+    found = {c["for"]["budget_bytes"]: c["cells"]["format"] for c in read_choices(file)}
     assert found == {1: "bf16", 2: "int2"}
     file.write_text("[]")
     with pytest.raises(ValueError, match="is no file of `taut calibrate kv-bits`"):
@@ -157,3 +160,5 @@ def test_what_cannot_be_measured_is_refused(model: Model, tmp_path: Path) -> Non
         calibrate(spec, problems, greedy(4), limit=0)
     with pytest.raises(ValueError, match="format calibrated is one chosen for a budget_bytes"):
         KVSpec(format="calibrated", policy=SnapKV(), budget_tokens=32)
+    with pytest.raises(ValueError, match="tail_tokens=16: format calibrated brings its own"):
+        replace(KV, format="calibrated", tail_format="auto")

@@ -12,20 +12,23 @@ from typing import Any
 
 CALIBRATED = "calibrated"
 
+CELLS = ("format", "tail_tokens", "tail_format")
+"""Fields of a KVSpec that a choice brings."""
+
 
 def bits_file(model: Path) -> Path:
     """Where a model's choices lie: beside its file or folder."""
     return model.with_name(f"{model.name}.kv-bits.json")
 
 
-def chosen_format(model: Path, wanted: Mapping[str, object]) -> str:
-    """The format that was best for a budget and what is held to it (`KVSpec.breadth`). ValueError:
+def chosen_cells(model: Path, wanted: Mapping[str, object]) -> dict[str, Any]:
+    """`CELLS` that were best for a budget and what is held to it (`KVSpec.breadth`). ValueError:
     nobody measured that; says what was."""
     file = bits_file(model)
     choices = read_choices(file)
     for choice in choices:
         if choice["for"] == wanted:
-            return str(choice["format"])
+            return dict(choice["cells"])
     there = "; ".join(_words(choice["for"]) for choice in choices) or "nothing"
     raise ValueError(
         f"format {CALIBRATED}: measure it with `taut calibrate kv-bits MODEL`, or name a format;"
@@ -39,7 +42,7 @@ def read_choices(file: Path) -> list[dict[str, Any]]:
         return []
     try:
         choices = json.loads(file.read_text(encoding="utf-8"))["choices"]
-        if all(isinstance(c["for"], dict) and isinstance(c["format"], str) for c in choices):
+        if all(isinstance(c["for"], dict) and set(c["cells"]) == set(CELLS) for c in choices):
             return list(choices)
     except (ValueError, KeyError, TypeError):
         pass

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engine.cache.allocation import Allocation
 from engine.cache.allocations.uniform import Uniform
-from engine.cache.breadth import CALIBRATED, chosen_format
+from engine.cache.breadth import CALIBRATED, chosen_cells
 from engine.cache.choose import keep_best
 from engine.cache.format import FLOATS, FORMATS, KVFormat, format_of
 from engine.cache.view import Compaction, KVShape, LayerView
@@ -181,7 +181,7 @@ class KVSpec:
     `tail_format`; all of them count as cells of the budget. `budget_bytes` says instead of
     `budget_tokens` what all layers and heads of a sequence hold after a compaction, codes, grids,
     positions, biases and the tail counted: fewer bits are more cells. How many bits are best at
-    such a budget `taut calibrate kv-bits` measures: "calibrated" is what it chose.
+    such a budget `taut calibrate kv-bits` measures: "calibrated" is what it chose, tail and all.
     """
 
     format: Literal["auto", "fp32", "bf16", "int8", "int4", "int2", "calibrated"] = "auto"
@@ -219,12 +219,22 @@ class KVSpec:
         known = (*FORMATS, CALIBRATED)
         if self.format not in known:
             raise ValueError(f"format must be one of {', '.join(known)}, not {self.format!r}")
-        if self.format == CALIBRATED and self.budget_bytes is None:
-            raise ValueError(f"format {CALIBRATED} is one chosen for a budget_bytes: give that too")
         if self.tail_format not in ("auto", *FLOATS):
             raise ValueError(f"tail_format must be auto, fp32 or bf16, not {self.tail_format!r}")
         if not _integer(self.tail_tokens) or self.tail_tokens < 0:
             raise ValueError(f"tail_tokens must be at least 0, not {self.tail_tokens!r}")
+        if self.format == CALIBRATED:
+            self._check_calibrated()
+
+    def _check_calibrated(self) -> None:
+        if self.budget_bytes is None:
+            raise ValueError(f"format {CALIBRATED} is one chosen for a budget_bytes: give that too")
+        for name in ("tail_tokens", "tail_format"):
+            value = getattr(self, name)
+            if value != type(self).__dataclass_fields__[name].default:
+                raise ValueError(
+                    f"{name}={value!r}: format {CALIBRATED} brings its own; leave it out"
+                )
 
     def _check(self, policy: KVPolicy) -> None:
         if self.budget_bytes is not None:
@@ -270,16 +280,14 @@ class KVSpec:
         spec = replace(self, allocation=self.allocation.measured(model))
         if self.format != CALIBRATED:
             return spec
-        return replace(spec, format=chosen_format(model, self.breadth()))  # type: ignore[arg-type]
+        return replace(spec, **chosen_cells(model, self.breadth()))
 
     def breadth(self) -> dict[str, object]:
-        """What a choice of bits was measured for, and holds for alone; as JSON has it."""
+        """What a choice of cells is measured for, and holds for alone; as JSON has it."""
         return {
             "budget_bytes": self.budget_bytes,
             "policy": str(self.policy),
             "window": self.window,
-            "tail_tokens": self.tail_tokens,
-            "tail_format": self.tail_format,
         }
 
     @property

@@ -18,7 +18,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.cache.breadth import bits_file, read_choices, write_choice
+from engine.cache.breadth import CELLS, bits_file, read_choices, write_choice
 from engine.config import EngineConfig, ModelSpec
 from engine.engine import Engine
 from engine.model.checkpoint import open_checkpoint
@@ -177,11 +177,12 @@ def calibrate(
     read_choices(file)  # what is there is seen to be one before work starts
     candidates = measure(spec, listed, params, threads=threads, show=show)
     chosen = best(candidates)
+    kv = replace(spec.kv, format=chosen.format)  # type: ignore[arg-type]
     write_choice(
         file,
         {
             "for": spec.kv.breadth(),
-            "format": chosen.format,
+            "cells": {name: getattr(kv, name) for name in CELLS},
             "model": checkpoint.source,
             "candidates": [asdict(candidate) for candidate in candidates],
         },

@@ -25,6 +25,8 @@ VALUES: dict[str, Any] = {
     "kv_budget": 64,
     "kv_budget_bytes": 4096,
     "kv_format": "int4",
+    "kv_tail": 32,
+    "kv_tail_format": "fp32",
     "kv_window": 32,
     "kv_allow_full": True,
     "loop_guard": False,
