@@ -7,32 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from engine import Engine, abacus
+from engine import Engine
 from tests.engines import Model, assert_idle, open_engine, write_model
 
 MakeEngine = Callable[..., Engine]
 
 torch.set_num_threads(1)  # tiny matrices: more threads only wait for each other
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Until the trained pair is packaged: then this whole function goes."""
-    if all((abacus.folder(name) / "config.json").is_file() for name in abacus.NAMES):
-        return
-    for item in items:
-        if item.get_closest_marker("abacus"):
-            item.add_marker(pytest.mark.skip("the package has no trained pair yet"))
-
-
-@pytest.fixture(autouse=True)
-def no_compaction_fails(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """It would end a sequence only, and hide what tests' policies assert. A test that wants it
-    clears the log."""
-    yield
-    failed = [
-        r for r in caplog.get_records("call") if "compaction of a slot failed" in r.getMessage()
-    ]
-    assert not failed, [record.exc_info for record in failed]
 
 
 @pytest.fixture(scope="session")

@@ -29,13 +29,19 @@ from engine import Engine
 
 LENGTHS = ((50, 100), (100, 200), (200, 300), (300, 400))
 BEYOND = ((400, 600), (600, 1000))
+LONGEST_LEDGERS = 300
 MIX_TIMES = 5
 """The default mix gets so many times the problems of a cell."""
 TEMPERATURES = (0.0, 0.6)
 
 CELLS = (
     Abacus(),
-    *(Abacus(kind=kind, min_tokens=a, max_tokens=b) for kind in KINDS for a, b in LENGTHS),
+    *(
+        Abacus(kind=kind, min_tokens=a, max_tokens=b)
+        for kind in KINDS
+        for a, b in LENGTHS
+        if kind != "ledger" or b <= LONGEST_LEDGERS
+    ),
     *(Abacus(kind="loop", min_tokens=a, max_tokens=b) for a, b in BEYOND),
 )
 
