@@ -33,7 +33,7 @@ def test_generate_thinks_and_answers_by_default() -> None:
 
 @pytest.mark.parametrize("name", abacus.NAMES)
 def test_its_chain_is_thinking(name: str) -> None:
-    question = "a=3 b=5; loop 2: a:a+b; a?"
+    question = abacus.questions()[0]
     with Engine(name) as engine:
         (output,) = engine.generate([[{"role": "user", "content": question}]])
     assert output.finish_reason == "stop"

@@ -47,6 +47,7 @@ class KVWatch:
         self._promise = promise
         self._last: SlotUse | None = None  # after the step before; None: it has no slot
         self._at = 0  # tokens that had cells then
+        self._waited = False  # then, for a compaction, which is done before its next rows run
         self._steps = self._cells = self._bytes = 0
         self._peak_cells = self._peak_bytes = self._side_bytes = 0
         heads = (cache.shape.layers, cache.shape.kv_heads)
@@ -57,11 +58,12 @@ class KVWatch:
         """After each step."""
         slot = self._seq.slots.get(MAIN)
         if slot is None:
-            self._last, self._at = None, 0
+            self._last, self._at, self._waited = None, 0, False
             return
         use, now = self._cache.use(slot), self._cache.computed(slot)
-        self._count(self._before(use, now))
-        self._last, self._at = use, now
+        if self._last is None or now > self._at:  # else it waited for its compaction
+            self._count(use if self._waited else self._before(use, now))
+        self._last, self._at, self._waited = use, now, self._cache.busy(slot)
 
     def _before(self, use: SlotUse, now: int) -> SlotUse:
         """What was held when the step's rows had run, of a slot with cells of `now` tokens."""

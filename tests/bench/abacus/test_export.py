@@ -109,7 +109,11 @@ def test_a_package_has_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (source / "log.jsonl").write_text("".join(row % pool + "\n" for pool in range(1, 26)))
     folder = package.package("abacus", tmp_path / "build", "a CPU")
     text = (folder / "README.md").read_text()
-    for words in ("seed 5, 25 pools", "3 M learned tokens in 1.5 hours on a CPU", "5 pools of its"):
+    for words in (
+        "seed 5, 25 of 30 pools",
+        "3 M learned tokens in 1.5 hours on a CPU",
+        "5 pools of its",
+    ):
         assert words in text
     assert text.count("| 99 | 0.1235 | 50.0% | 1.0 | 0.01 |") == 9
     assert "| 25 | 99 |" in text
