@@ -10,9 +10,10 @@ $(VENV)/.run: pyproject.toml
 	$(PY) -m pip install -q --disable-pip-version-check -e .
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.run
+$(VENV)/.dev: pyproject.toml
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -q --disable-pip-version-check -e '.[dev]'
-	touch $@
+	touch $@ $(VENV)/.run
 
 demo: $(VENV)/.run  ## watch the packaged model think
 	$(VENV)/bin/taut demo
