@@ -28,8 +28,8 @@ by thought between `<think>` and `</think>`, and then answers. It knows nothing 
 
 - Architecture: Qwen3's, {layers} layers, width {width}, MLP {hidden}, {q_heads} query and
   {kv_heads} kv heads of {head_dim}, tied embeddings; {parameters:.2f} M parameters, bfloat16.
-  Tokens are bytes, a blank line, and a name with its equals sign. It takes 2048 positions; how it
-  does beyond its training is told below.
+  Tokens are bytes, a blank line, and a name with its equals sign or colon. It takes 2048
+  positions; how it does beyond its training is told below.
 - Data: problems made by `bench/abacus/problems.py`, none twice: {mix}; chains of
   {least} to {most} tokens before re-checks. {habits}
   {far:.0%} of a ledger's references go to any entry, the others to one of the last three.

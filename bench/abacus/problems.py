@@ -37,7 +37,8 @@ _NAMED = re.compile("[a-z][=:]")
 
 
 class Piece(NamedTuple):
-    """Some text of a chain; what isn't `learned` is a slip, read but never imitated."""
+    """Some text of a chain; what isn't `learned` is read but never imitated: a slip, or which line
+    a drill works out again."""
 
     text: str
     learned: bool = True

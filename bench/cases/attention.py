@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -119,18 +119,37 @@ def work(shape: Shape, given: Inputs) -> tuple[float, float]:
     return 4.0 * pairs * shape.group * shape.dim, cells + 2.0 * given.q.nbytes
 
 
-def _case(shape: Shape, timed: bool = False) -> Case:
+class Layered(Protocol):
+    """Inputs of several layers, which calls take in turns."""
+
+    def layer(self, index: int) -> tuple[Any, ...]: ...
+    def finite(self) -> Layered: ...
+
+
+S = TypeVar("S")
+G = TypeVar("G", bound=Layered)
+
+
+def case_of(
+    shape: S, inputs: Callable[[S], G], work: Callable[[S, G], tuple[float, float]], timed: bool
+) -> Case:
+    """The native op beside the reference, which doesn't get the NaN of what nobody may read."""
+
     def make(context: Context) -> Trial:
         native, given = NativeAttend(context), inputs(shape)
         finite = given.finite()
         ours, theirs = itertools.count(), itertools.count()
         return Trial(
-            lambda: [native(*given.layer(next(ours)))],  # type: ignore[arg-type]
-            lambda: [attend(*finite.layer(next(theirs)))],  # type: ignore[arg-type]
+            lambda: [native(*given.layer(next(ours)))],
+            lambda: [attend(*finite.layer(next(theirs)))],
             *work(shape, given),
         )
 
     return Case("attend", str(shape), make, BOUND, timed)
+
+
+def _case(shape: Shape, timed: bool = False) -> Case:
+    return case_of(shape, inputs, work, timed)
 
 
 class Ragged(NamedTuple):

@@ -3,7 +3,6 @@ in grids and biases wherever no cell is held."""
 
 from __future__ import annotations
 
-import itertools
 from typing import NamedTuple
 
 import torch
@@ -11,13 +10,8 @@ from torch import Tensor
 
 from bench.cases import attention
 from bench.cases.attention import BF16, F32, Shape
-from bench.cases.case import Case, Trial
-from engine.kernels.attention import attend
-from engine.kernels.cpp.attention import NativeAttend
-from engine.kernels.cpp.library import Context
+from bench.cases.case import Case
 from engine.kernels.packed import BITS, PACK, PackedCells, pack_keys, pack_values, page_bytes
-
-BOUND = 2e-6
 
 
 class PackedShape(NamedTuple):
@@ -97,17 +91,7 @@ def _work(shape: PackedShape, given: PackedInputs) -> tuple[float, float]:
 
 
 def _case(shape: PackedShape, timed: bool = False) -> Case:
-    def make(context: Context) -> Trial:
-        native, given = NativeAttend(context), inputs(shape)
-        finite = given.finite()
-        ours, theirs = itertools.count(), itertools.count()
-        return Trial(
-            lambda: [native(*given.layer(next(ours)))],  # type: ignore[arg-type]
-            lambda: [attend(*finite.layer(next(theirs)))],  # type: ignore[arg-type]
-            *_work(shape, given),
-        )
-
-    return Case("attend", str(shape), make, BOUND, timed)
+    return attention.case_of(shape, inputs, _work, timed)
 
 
 _TAILS = (

@@ -2,6 +2,7 @@
 
 Each token of a step appends one cell to every head, and compactions come after a step's rows; so
 what was held just before one is what was there before the step, and as many cells as it ran tokens.
+But a sequence that waited for its compaction, over steps that don't count, has it before its rows.
 """
 
 from __future__ import annotations

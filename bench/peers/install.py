@@ -75,8 +75,8 @@ def _build_llama(folder: Path, jobs: int) -> None:
     tools = folder / "bin"
     path = f"{tools}{os.pathsep}{os.environ.get('PATH', '')}"  # ninja is there too
     cmake, build = str(tools / "cmake"), str(folder / "build")
-    known = Path("/proc/cpuinfo")
-    units = _units(known.read_text() if known.exists() else "")
+    cpuinfo = Path("/proc/cpuinfo")
+    units = _units(cpuinfo.read_text() if cpuinfo.exists() else "")
     _run([cmake, "-S", str(source), "-B", build, "-G", "Ninja", *_SWITCHES, *units], path=path)
     targets = ["--target", *_TOOLS]
     _run([cmake, "--build", build, "--parallel", str(jobs), *targets], path=path)

@@ -39,10 +39,10 @@ def test_some_outputs_and_some_inputs(name: str, biased: bool, backend: str) -> 
     x = torch.randn(5, 64, generator=torch.Generator().manual_seed(1))
     rows, cols = torch.tensor([3, 0, 17]), columns(weight)
     greatest = float((x @ w.T).abs().max())
-    near: dict[str, Any] = {
-        "atol": 2.0**-17 * greatest,
-        "rtol": 0.0,
-    }  # tile registers see x as two bfloat16s
+    near: dict[str, Any] = {}
+    if name != "float" and backend == "onednn":
+        # It refuses, and where tile registers serve instead they see x as two bfloat16s.
+        near = {"atol": 2.0**-17 * greatest, "rtol": 0.0}
     torch.testing.assert_close(weight.matmul(x), x @ w.T + added, **near)
     some = weight.take_out(rows)
     assert (some.out_features, some.in_features) == (3, 64)
